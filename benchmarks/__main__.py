@@ -14,6 +14,7 @@ from benchmarks.report import Report, machine, show
 MODULES = {
     "a": "feed", "b": "queue_path", "n": "noop_path", "c": "http_path", "d": "redis_bytes", "e": "memory", "q": "pace",
     "m": "embed", "f": "flower", "t": "tracing", "r": "redis_steps", "g": "growth", "h": "http_clients",
+    "u": "reuse",
 }  # fmt: skip
 EXPLAINED = {
     "a": "feed rate", "b": "queue path against stock Celery", "n": "queue path with both stores, no-op lane",
@@ -21,7 +22,7 @@ EXPLAINED = {
     "m": "embed lane beside fixed batches and an offline run", "f": "Flower attached and detached",
     "t": "tracing off, of one item in a hundred, and of all", "r": "what Redis spends on each step of an item",
     "g": "what grows with a job",
-    "h": "HTTP clients alone",
+    "h": "HTTP clients alone", "u": "equal requests: looked for, fanned out, and taken from the cache",
 }  # fmt: skip
 
 

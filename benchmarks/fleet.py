@@ -89,13 +89,16 @@ class Fleet:
         self._client = server.client()
         self._jobs = 0
 
-    def run(self, items: int, model: str = "sim-small") -> JobCost:
-        """Submit a file of ``items`` documents and wait for its end. Raises GroundError when it stalls."""
+    def run(self, items: int, spec: Mapping[str, Any] | None = None, *, texts: int | None = None) -> JobCost:
+        """Submit a file of ``items`` documents, of ``texts`` requests where not all are different, and wait for its end.
+
+        Raises GroundError when it stalls.
+        """
         self._jobs += 1
-        path = write_documents(self._place / f"job-{self._jobs}.jsonl", items)
+        path = write_documents(self._place / f"job-{self._jobs}.jsonl", items, texts=texts)
         with self._measured(items) as found, Producer(database_url=self.database_url) as producer:
             own_cpu = time.thread_time()
-            job = producer.submit(path, {})
+            job = producer.submit(path, spec or {})
             found.submit_s = time.thread_time() - own_cpu
             self.last_job = job.job_id
             found.steady_ms = self._wait(producer, job, items)

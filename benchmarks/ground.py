@@ -151,11 +151,12 @@ def usage(pid: int) -> Usage:
     return Usage(times.user + times.system, _peak_bytes(pid))
 
 
-def write_documents(path: Path, number: int, *, first: int = 0) -> Path:
-    """An OpenAI Batch file of ``number`` lines with ids of 16 bytes."""
+def write_documents(path: Path, number: int, *, first: int = 0, texts: int | None = None) -> Path:
+    """An OpenAI Batch file of ``number`` lines with ids of 16 bytes; with ``texts`` only so many requests are different."""
     with path.open("wb") as file:
         for n in range(first, first + number):
-            line = {"custom_id": doc_id(n), "method": "POST", "url": "/v1/chat/completions", "body": request_body(n)}
+            body = request_body(n if texts is None else n % texts)
+            line = {"custom_id": doc_id(n), "method": "POST", "url": "/v1/chat/completions", "body": body}
             file.write(orjson.dumps(line) + b"\n")
     return path
 

@@ -50,9 +50,14 @@ class SmallJobs:
     def __init__(self, running: Fleet) -> None:
         self._running = running
         self._costs: list[JobCost] = []
+        self._ended = threading.Event()
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True).start()
+
+    def close(self) -> None:
+        """The fleet is about to end; the job that runs now fails, and counts for nothing."""
+        self._ended.set()
 
     def take(self) -> float:
         """Mean microseconds of CPU per document since the last call; 0 where no job has ended since."""
@@ -60,10 +65,15 @@ class SmallJobs:
         return 1000 * statistics.mean(_cpu_ms(cost) for cost in costs) if costs else 0.0
 
     def _run(self) -> None:
-        while True:
-            cost = self._running.run(SMALL)
+        while not self._ended.is_set():
+            try:
+                cost = self._running.run(SMALL)
+            except Exception:
+                if self._ended.is_set():
+                    return
+                raise
             self._costs.append(cost)
-            time.sleep(REST * cost.wall_s)
+            self._ended.wait(REST * cost.wall_s)
 
 
 def measure(size: int, *, postgres: bool) -> None:
@@ -71,8 +81,8 @@ def measure(size: int, *, postgres: bool) -> None:
     with (
         running_fleet(postgres) as (place, running, database),
         running_fleet(postgres) as (_, other, _),
+        contextlib.closing(SmallJobs(other)) as small,
     ):
-        small = SmallJobs(other)
         small.start()
         idle = redis_memory(running)
         running.last_job = ""

@@ -12,11 +12,12 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.run.causes import Causes
-from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Runs
+from penstock_workers.item.same_request import policy_of
 from penstock_workers.item.slots import ItemWaits
 from penstock_workers.settings import ProviderSettings
 
@@ -37,7 +38,8 @@ def make_attempt(
     """An attempt at a document that has its job and its body, and has not begun."""
     key = ItemKey(job_id, generation, doc_id)
     delivery = Delivery(f"{job_id}:{doc_id}", {}, headers or {}, retries=retries, queue="penstock.api")
-    job = JobView(job_id, JobSpec.from_json(spec), settings or ProviderSettings(), 1)
+    settings, read = settings or ProviderSettings(), JobSpec.from_json(spec)
+    job = JobView(job_id, read, settings, 1, reuse=policy_of(job_id, read, settings, across_tenants=False))
     return Attempt.at(Item.of(delivery, ItemMessage(key, body, None)), job, body)
 
 
@@ -59,11 +61,12 @@ def _make(part: Any, waits: ItemWaits, pause_after_run: int, parts: Mapping[str,
         reads=Reads(parts.get("jobs", part), parts.get("bodies", part), waits.others),
         admission=parts.get("admission", part),
         quarantine=part,
-        code=part,
+        code=parts.get("code", part),
         starts=parts.get("starts", part),
         causes=Causes(),
         waits=waits,
         policy=RetryPolicy(),
         failpoints=Failpoints(),
+        reuse=parts.get("reuse", part),
         runs=Runs(pause_after_run),
     )

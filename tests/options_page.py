@@ -35,7 +35,7 @@ def page() -> str:
 def _row(option: Option, schema: dict[str, Any]) -> str:
     flag = f"--{option.name}" + (f" / --no-{option.name}" if option.form is FlagForm.SWITCH else "")
     flag += f"` `--{option.name}-file" if option.from_file else ""
-    default = "" if schema.get("default") in (None, {}) else f"`{option.typed or schema['default']}`"
+    default = "" if schema.get("default") in (None, {}, False) else f"`{option.typed or schema['default']}`"
     cells = (f"`{flag}`", f"`{option.field}`", _type(schema), default, option.help)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 

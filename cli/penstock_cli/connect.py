@@ -18,7 +18,7 @@ from penstock_cli.state import StateFolder
 if TYPE_CHECKING:
     import redis
 
-    from penstock_ledger import Database, JobStore, Meta, OutcomeStore, RedisLedger
+    from penstock_ledger import Database, JobStore, MadeWith, Meta, OutcomeStore, RedisLedger
     from penstock_ledger.model import Job
     from penstock_producer.settings import ProducerSettings
 
@@ -72,6 +72,12 @@ class Books:
         ledger = self.redis_if_running()
         stats = ledger.stats(job.job_id) if ledger is not None else {}
         return KeptFigures.load(self.figures_path(job)).merged(stats) if self.state else stats
+
+    def made_with(self, job: Job) -> list[MadeWith]:
+        """What its results were made with."""
+        from penstock_ledger import Provenance
+
+        return Provenance(self.database).of(job.job_id)
 
     def seconds(self, job: Job) -> float | None:
         """Seconds of work of a local job; None where only the calendar knows."""

@@ -49,8 +49,19 @@ def probe(out: str, source: str) -> None:
         written = Path(out) / name
         if written.exists() and Path(source).exists() and os.path.samefile(written, source):
             raise UsageProblem(f"--out {out}: {name} there is the source itself and would be overwritten; name another")
-    if not is_remote(source) and source.endswith("/") and Path(source).resolve() == Path(out).resolve():
-        raise UsageProblem(f"--out {out}: its files would be sources of the next run of {source}; name another folder")
+    if not (is_remote(source) or is_remote(out)) and source.endswith("/") and _is_read_with(Path(source), Path(out)):
+        raise UsageProblem(
+            f"--out {out}: its files would be sources of the next run of {source}; name a folder beside it, or one in it whose "
+            "name begins with _"
+        )
+
+
+def _is_read_with(folder: Path, place: Path) -> bool:
+    """Whether files in ``place`` are read with ``folder``: on all levels but those whose names begin with . or _."""
+    whole, inside = folder.resolve(), place.resolve()
+    return inside.is_relative_to(whole) and not any(
+        part.startswith((".", "_")) for part in inside.relative_to(whole).parts
+    )
 
 
 def refuse_other_jobs(out: str, job_key: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.files import STDOUT, folder_and_name, is_remote, s3_endpoint, write_lines, write_results
@@ -13,6 +16,7 @@ from penstock_cli.show.text import count
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_ledger.model import Job
+    from penstock_producer.tables.database import Filled, TableSink
 
 START = "start"
 LINES = "jsonl"
@@ -30,6 +34,7 @@ class Asked:
     escape_formulas: bool
     into: str | None
     table: str | None
+    id_column: str
 
 
 def write(ledger: Books, job: Job, asked: Asked) -> str:
@@ -60,14 +65,17 @@ def _form(asked: Asked, output: str) -> str:
 
 
 def _appended(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> str:
-    if form != LINES or output == STDOUT or is_remote(output) or asked.after is not None:
+    if form == "parquet" or output == STDOUT or is_remote(output) or asked.after is not None:
         raise UsageProblem(
-            f"--partial appends to a local file of JSON lines. For other forms and places: --after {START}, and then "
+            f"--partial appends to a local file of JSON lines or CSV. For other forms and places: --after {START}, and then "
             "--after with the cursor that is printed, each time with a new file"
         )
-    from penstock_producer.growing_file import append_results
+    from penstock_producer.growing_file import append_results, append_rows
 
-    return f"{count(append_results(ledger.database, job, Path(output)))} new results in {output}"
+    if form == LINES:
+        return f"{count(append_results(ledger.database, job, Path(output)))} new results in {output}"
+    rows = append_rows(ledger.database, job, Path(output), escape_formulas=asked.escape_formulas)
+    return f"{count(rows)} new documents in {output}"
 
 
 def _written(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> str:
@@ -95,18 +103,33 @@ def _into(ledger: Books, job: Job, asked: Asked) -> str:
         raise UsageProblem("--into URL and --table T belong together: give both")
     if asked.output is not None or asked.after is not None or asked.partial:
         raise UsageProblem("--into keeps its own place in the table: leave out -o, --after and --partial")
-    return f"{count(fill_table(ledger, job, asked.into, asked.table))} new rows in table {asked.table}"
+    filled = fill_table(ledger, job, asked.into, asked.table, asked.id_column)
+    missing = (
+        f"; {count(filled.missing)} documents have no row there, and the table takes no others"
+        if filled.missing
+        else ""
+    )
+    return f"{count(filled.rows)} new rows in table {asked.table}{missing}"
 
 
-def fill_table(ledger: Books, job: Job, url: str, table: str) -> int:
-    """Write the rows that are new since the last time; returns how many. Raises SinkError."""
-    from penstock_producer.tables.columns import Table
-    from penstock_producer.tables.database import TableSink
+def fill_table(ledger: Books, job: Job, into: str, table: str, id_column: str) -> Filled:
+    """Write the rows that are new since the last time. Raises SinkError."""
     from penstock_producer.tables.reading import Reading
 
-    sink = TableSink(url, table, Table(job.spec).columns)
+    with opened_table(into, table, id_column, job.spec) as sink:
+        return sink.write(job.job_id, Reading(ledger.database, job, sink.place(job.job_id)))
+
+
+@contextmanager
+def opened_table(into: str, table: str, id_column: str, spec: Mapping[str, Any]) -> Iterator[TableSink]:
+    """The table, made where there is none. Raises SinkError for one that cannot take the results."""
+    from penstock_producer.job.sinks import into_url
+    from penstock_producer.tables.columns import Table
+    from penstock_producer.tables.database import TableSink
+
+    sink = TableSink(into_url(into, os.environ), table, Table(spec), id_column=id_column)
     try:
         sink.prepare()
-        return sink.write(job.job_id, Reading(ledger.database, job, sink.place(job.job_id)))
+        yield sink
     finally:
         sink.close()

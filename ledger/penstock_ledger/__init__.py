@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import JobNotReplayable as JobNotReplayable
     from penstock_ledger.errors import LedgerError as LedgerError
     from penstock_ledger.errors import NothingToReplay as NothingToReplay
+    from penstock_ledger.errors import OutcomesHeldBack as OutcomesHeldBack
     from penstock_ledger.errors import PenstockError as PenstockError
     from penstock_ledger.errors import PlaceLost as PlaceLost
     from penstock_ledger.errors import RedisForgot as RedisForgot
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
     from penstock_ledger.errors import SpoolConflict as SpoolConflict
     from penstock_ledger.errors import TooManySchedules as TooManySchedules
+    from penstock_ledger.in_redis.answer_book import AnswerBook as AnswerBook
+    from penstock_ledger.in_redis.answer_book import Asked as Asked
+    from penstock_ledger.in_redis.answer_book import InFlight as InFlight
+    from penstock_ledger.in_redis.answer_book import RequestName as RequestName
+    from penstock_ledger.in_redis.batches import AskedAgain as AskedAgain
     from penstock_ledger.in_redis.batches import Begin as Begin
     from penstock_ledger.in_redis.batches import BeginReply as BeginReply
     from penstock_ledger.in_redis.batches import Begun as Begun
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.batches import Drained as Drained
     from penstock_ledger.in_redis.batches import Drains as Drains
     from penstock_ledger.in_redis.batches import JobSeen as JobSeen
+    from penstock_ledger.in_redis.batches import Keep as Keep
     from penstock_ledger.in_redis.batches import Memory as Memory
     from penstock_ledger.in_redis.batches import Publish as Publish
     from penstock_ledger.in_redis.batches import PublishReport as PublishReport
@@ -95,8 +102,11 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
+    from penstock_ledger.stores.provenance import MadeWith as MadeWith
+    from penstock_ledger.stores.provenance import Provenance as Provenance
     from penstock_ledger.stores.purge import purge_job as purge_job
     from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
+    from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
     from penstock_ledger.stores.spool import SpoolRow as SpoolRow
     from penstock_ledger.vectors import Vectors as Vectors
@@ -104,22 +114,24 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
-                "Begin BeginReply Begun Depth Drained Drains JobSeen Memory Publish PublishReport SettleBatch "
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep Memory Publish PublishReport SettleBatch "
                 "SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.in_redis.causes": "Cause CauseBook",
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable FeedLost JobClosed JobConflict JobError JobNotFound "
-                "JobNotReplayable LedgerError NothingToReplay PenstockError PlaceLost RedisForgot RedisUnfit "
-                "ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
+                "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost RedisForgot "
+                "RedisUnfit ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
             ),
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
+            "penstock_ledger.stores.provenance": "MadeWith Provenance",
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
             "penstock_ledger.stores.outcomes": "OutcomeStore",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
@@ -130,6 +142,7 @@ else:
             "penstock_ledger.in_redis.redis_ledger": "RedisLedger",
             "penstock_ledger.schedule": "CatchUp Decision Firing FiringOutcome NewSchedule Schedule",
             "penstock_ledger.stores.schedules": "ScheduleStore",
+            "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
             "penstock_ledger.stored_values": "storable",
             "penstock_ledger.store_errors": "in_words Trouble trouble_of",

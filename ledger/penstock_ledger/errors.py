@@ -17,6 +17,7 @@ PenstockError               root of what any package of Penstock raises on purpo
     ├── ScheduleExists          a schedule has that name already
     ├── TooManySchedules        there are as many as one database may have
     ├── PlaceLost               a reader's place is not one of this job in this database
+    ├── OutcomesHeldBack        outcomes of the job cannot be read yet: a transaction that may have some is open
     ├── FeedLost                another feeder holds the feed: stop, and do not move its cursor
     ├── SpoolConflict           the same document id was pushed with another body
     ├── RedisForgot             Redis lost what it held; it is rebuilt from SQL first
@@ -43,6 +44,7 @@ __all__ = [
     "JobNotReplayable",
     "LedgerError",
     "NothingToReplay",
+    "OutcomesHeldBack",
     "PenstockError",
     "PlaceLost",
     "RedisForgot",
@@ -230,6 +232,16 @@ class PlaceLost(LedgerError):
         super().__init__(
             f"the place to go on from is not one of job {job_id} in this database (the job is another one, or the database "
             "was copied or restored): read its results again from the start"
+        )
+
+
+class OutcomesHeldBack(LedgerError):
+    """A transaction in the database may still commit outcomes of the job."""
+
+    def __init__(self, job_id: str, waited_s: float) -> None:
+        super().__init__(
+            f"outcomes of job {job_id} are held back: a transaction in the database has been writing outcomes for more than "
+            f"{waited_s:g} s; read again once it has ended"
         )
 
 

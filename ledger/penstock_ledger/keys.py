@@ -13,18 +13,28 @@ penstock:<job>:<gen>:window         hash    document id -> position in the sourc
 penstock:<job>:<gen>:starts         hash    document id -> starts without a conclusion so far
 penstock:<job>:stats                hash    counters: succeeded, succeeded_after_retry, dead, dead:<reason>, calls,
                                             retries, retried:<reason>, rate_limited, prompt_tokens, completion_tokens,
-                                            cost_microusd, skipped
+                                            cost_microusd, skipped, reused:<dedup or cache>
 penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running
 penstock:<job>:parked               list    raw messages of a paused job
 penstock:<job>:queue                string  of a job that names no model, in a lane with queues per model: the queue of the
                                             model that answers it, as its first item has found it
+penstock:<job>:answers              hash    of a job that sends equal requests once: digest of a request -> who sends it now,
+                                            or whose result answers it, see lead.lua; bounded, and expires
+penstock:answers:<tenant>           hash    the same for all jobs of a tenant that take answers of earlier ones; the tenant by
+                                            the digest of its name
 penstock:queues:<lane's queue>      zset    queue of a model in this lane -> when it was last noted (Unix seconds, this
                                             server's clock)
+penstock:found:<lane's queue>       hash    queue of an adapter that workers have found, and the settings do not name -> the
+                                            queue under whose name these workers keep what they hold
+penstock:found:<queue>:waiting      list    of such a queue: as many entries as messages wait for those adapters, for an
+                                            autoscaler that can read lengths only; expires
 penstock:delayed:<queue>            zset    tag -> not before (Unix seconds, this server's clock)
 penstock:delayed:<queue>:raw        hash    tag -> raw message
 penstock:delayed:<queue>:clock      string  the latest time that promoting has seen: a clock that is behind it stepped back
 penstock:workers                    zset    worker name -> last heartbeat (Unix seconds, this server's clock)
 penstock:worker:<name>              hash    what the worker said of itself; expires
+penstock:controls                   zset    control process -> when it last said that it turns, while a job with several
+                                            feeders lives (Unix seconds, this server's clock)
 penstock:failing:<provider>         hash    "<job>|<class>" -> why calls fail lately, see causes.py; expires
 penstock:drains:<lane>              hash    items_finished, items_requeued, finished, requeued: how workers ended, so far
 penstock:parked:unknown             list    messages that no worker could read or place, whole, for a person; unbounded on
@@ -62,6 +72,8 @@ from typing import Final
 from penstock_ledger.model import FeedKind, Job
 
 __all__ = [
+    "ANSWERS_MAX",
+    "CONTROLS",
     "DEAD",
     "DONE",
     "EPOCH",
@@ -77,6 +89,8 @@ __all__ = [
     "REFUSED",
     "UNKNOWN_BUCKETS",
     "WORKERS",
+    "answers_of_job",
+    "answers_of_tenant",
     "bound_queue",
     "bucket_count",
     "buckets_for",
@@ -89,6 +103,8 @@ __all__ = [
     "drains",
     "failing",
     "feed_scope",
+    "found",
+    "found_waiting",
     "is_queue_of",
     "job_scope",
     "lane_queue",
@@ -107,6 +123,7 @@ EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
 EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"
 WORKERS: Final = PREFIX + "workers"
+CONTROLS: Final = PREFIX + "controls"
 PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
 REFUSED: Final = PREFIX + "refused"
 OLDER_UNACKED: Final = "unacked"
@@ -117,6 +134,8 @@ DEAD: Final = b"!"
 PER_BUCKET: Final = 160  # small hashes stay listpacks: up to 512 fields of up to 64 bytes in every Redis since 6.2
 UNKNOWN_BUCKETS: Final = 12_500  # for open jobs: 80 per bucket at one million documents, still compact at six
 MODEL_IN_QUEUE: Final = re.compile(r"[A-Za-z0-9._~-]{1,96}", re.ASCII)  # what follows a lane's own name
+ANSWERS_MAX: Final = 500_000
+"""Entries of a hash of answers, some 75 MB. In a full one the one that ends soonest, of a few looked at, makes room."""
 MAX_FIELD_BYTES: Final = 64  # longer fields would turn a whole bucket into a real hash table, 4 times as large
 
 
@@ -165,6 +184,16 @@ def delayed_clock(queue: str) -> str:
     return f"{PREFIX}delayed:{queue}:clock"
 
 
+def answers_of_job(job_id: str) -> str:
+    return f"{job_scope(job_id)}:answers"
+
+
+def answers_of_tenant(tenant: str | None) -> str:
+    """None: of all tenants together."""
+    name = "all" if tenant is None else hashlib.sha256(tenant.encode()).hexdigest()[:32]
+    return f"{PREFIX}answers:{name}"
+
+
 def door_starts(task_id: str) -> str:
     """The digest: a task id is a stranger's text."""
     return f"{PREFIX}door:{hashlib.sha256(task_id.encode(errors='surrogatepass')).hexdigest()}"
@@ -186,6 +215,16 @@ def unacked_mutex(queue: str) -> str:
 def queues(lane: str) -> str:
     """``lane`` is the name of the lane's own queue."""
     return f"{PREFIX}queues:{lane}"
+
+
+def found(lane: str) -> str:
+    """``lane`` is the name of the lane's own queue."""
+    return f"{PREFIX}found:{lane}"
+
+
+def found_waiting(home: str) -> str:
+    """The chart has the same name for its autoscaler (templates/_queues.tpl)."""
+    return f"{PREFIX}found:{home}:waiting"
 
 
 def is_queue_of(lane: str, name: str) -> bool:

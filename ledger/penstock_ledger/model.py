@@ -7,12 +7,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 from msgspec import Struct
 
-__all__ = ["Counts", "DeadLetter", "Feed", "FeedKind", "ItemKey", "Job", "JobState", "NewJob", "Result"]
+__all__ = [
+    "SHARDS",
+    "Counts",
+    "DeadLetter",
+    "Feed",
+    "FeedKind",
+    "ItemKey",
+    "Job",
+    "JobState",
+    "NewJob",
+    "Result",
+    "Shard",
+]
+
+SHARDS: Final = "shards"  # of the selection of a feed that is split: into how many parts
 
 
 class ItemKey(NamedTuple):
@@ -49,6 +63,13 @@ class FeedKind(StrEnum):
     REPLAY = "replay"
 
 
+class Shard(NamedTuple):
+    """A part of a source, between two cursors of it; an empty one is its start, and None its end."""
+
+    starts_at: dict[str, Any]
+    ends_at: dict[str, Any] | None
+
+
 @dataclass(frozen=True, slots=True)
 class NewJob:
     """A job as it is submitted, before the ledger has accepted it."""
@@ -62,6 +83,7 @@ class NewJob:
     digest: str  # sha256 over spec and source pin: the same key with another digest is a conflict
     total: int | None  # documents in the source, bad rows included; None while an open job is not closed
     feed_kind: FeedKind = FeedKind.SOURCE
+    shards: tuple[Shard, ...] = ()  # of its first feed, in the source's order; none: one leader reads all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +110,7 @@ class Feed:
 
     ``cursor`` belongs to the source that wrote it (a byte offset for a file); an empty one means "from the start".
     ``fence`` grows with every change of owner, so that a feeder that was frozen cannot move its successor's cursor.
+    Where a source is split, each shard is such a position, too; the feed's own is exhausted once all of its shards are.
     """
 
     job_id: str
@@ -98,6 +121,13 @@ class Feed:
     fence: int
     selection: dict[str, Any] = field(default_factory=dict)  # REPLAY: {"reason": …, "from_generation": g}
     overrides: dict[str, Any] = field(default_factory=dict)  # REPLAY: {"set": {"model": …}, "prompt": …}
+    shard: int = 0  # from 1 on: a part of the feed; 0: the feed itself
+    ends_at: dict[str, Any] | None = None  # of a shard: the cursor that is its end; None: the end of the source
+
+    @property
+    def shards(self) -> int:
+        """Into how many parts it is split; 0 for a feed that its leader reads whole."""
+        return int(self.selection.get(SHARDS, 0)) if self.kind is FeedKind.SOURCE else 0
 
 
 class Result(Struct, frozen=True):
@@ -118,6 +148,7 @@ class Result(Struct, frozen=True):
     latency_ms: int
     attempts: int  # tries that counted, the successful one included
     calls: int  # requests really sent to the provider
+    reason: str | None = None  # why none was sent for it: `dedup` (an equal request of its job) or `cache` (of another)
 
     def json(self) -> Any:
         """The provider's response, parsed: ``result.json()["choices"][0]["message"]["content"]``."""
@@ -153,6 +184,7 @@ class Counts:
     dead: int
     dead_by_reason: dict[str, int]
     calls: int
-    prompt_tokens: int
+    prompt_tokens: int  # of calls that were made, as the next two
     completion_tokens: int
     cost_microusd: int
+    reused: dict[str, int] = field(default_factory=dict)  # of the succeeded: those without a call, by Result.reason

@@ -14,6 +14,7 @@ from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     __all__: list[str]
+    from penstock_ledger import MadeWith as MadeWith
     from penstock_ledger.errors import DatabaseUnavailable as DatabaseUnavailable
     from penstock_ledger.errors import DatabaseUnusable as DatabaseUnusable
     from penstock_ledger.errors import JobClosed as JobClosed
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import JobNotReplayable as JobNotReplayable
     from penstock_ledger.errors import LedgerError as LedgerError
     from penstock_ledger.errors import NothingToReplay as NothingToReplay
+    from penstock_ledger.errors import OutcomesHeldBack as OutcomesHeldBack
     from penstock_ledger.errors import PenstockError as PenstockError
     from penstock_ledger.errors import PlaceLost as PlaceLost
     from penstock_ledger.errors import ScheduleExists as ScheduleExists
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from penstock_producer.errors import ScheduleError as ScheduleError
     from penstock_producer.errors import SettingsError as SettingsError
     from penstock_producer.errors import SinkError as SinkError
+    from penstock_producer.errors import SinkTaken as SinkTaken
+    from penstock_producer.errors import SinkUnfit as SinkUnfit
     from penstock_producer.errors import SourceChanged as SourceChanged
     from penstock_producer.errors import SourceError as SourceError
     from penstock_producer.errors import SourceForbidden as SourceForbidden
@@ -70,9 +74,11 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "penstock_ledger": "MadeWith",
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable JobClosed JobConflict JobError JobNotFound "
-                "JobNotReplayable LedgerError NothingToReplay PenstockError PlaceLost ScheduleExists ScheduleNotFound "
+                "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost ScheduleExists "
+                "ScheduleNotFound "
                 "SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
             ),
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
@@ -81,7 +87,8 @@ else:
             "penstock_producer.cursors": "Committed",
             "penstock_producer.errors": (
                 "ContentError InvalidDocument JobCancelled Problem ProducerError ScheduleError SettingsError "
-                "SinkError SourceChanged SourceError SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"
+                "SinkError SinkTaken SinkUnfit SourceChanged SourceError SourceForbidden SourceUnavailable SpecError "
+                "TemplateError TooManyBadRows"
             ),
             "penstock_producer.jobfile": "JobFile",
             "penstock_producer.open_job": "OpenJob",

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from penstock_ledger import MadeWith
 from penstock_ledger.model import DeadLetter, ItemKey, Job, Result
 from penstock_ledger.vectors import Vectors
 from penstock_producer.cursors import Committed
@@ -96,6 +97,10 @@ class AsyncProducer:
         producer = await self._producer()
         async for one in self._pages(lambda: producer.outcomes(job, after=after, dead_letters=dead_letters)):
             yield one
+
+    async def made_with(self, job: str) -> list[MadeWith]:
+        producer = await self._producer()
+        return await self._run(lambda: producer.made_with(job))
 
     async def vectors(self, job: str) -> AsyncIterator[tuple[ItemKey, Vectors]]:
         producer = await self._producer()

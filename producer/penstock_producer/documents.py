@@ -11,13 +11,14 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.row_forms import check_doc_id, form_of
 from penstock_producer.sources.forms.strict_json import RowFault, parse_object
+from penstock_producer.sources.media.parts import media_of
 
 
 class DocumentChecker:
     """Turns what services push into request bodies: records where the spec has a prompt, request bodies otherwise."""
 
     def __init__(self, spec: JobSpec, max_bytes: int, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
-        self._form = form_of(spec, max_body_bytes)
+        self._form = form_of(spec, max_body_bytes, media_of(spec, None, max_body_bytes))
         self._max_bytes = max_bytes
 
     def check(self, doc_id: str | int, given: Mapping[str, Any] | bytes | str) -> tuple[str, bytes]:

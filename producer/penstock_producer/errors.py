@@ -11,10 +11,13 @@ PenstockError, of the ledger
     │   │   ├── SourceUnavailable   it cannot be reached now (pause and try again)
     │   │   │   └── SourceForbidden it lies outside of what remote doors may read
     │   │   ├── SourceChanged       it is not the content that was pinned
-    │   │   │   └── BadReference    a message names a place in it where its document is not
+    │   │   │   ├── BadReference    a message names a place in it where its document is not
+    │   │   │   └── RowChanged      one row of a table is gone or is no document any more; the others go on
     │   │   └── TooManyBadRows      more rows are refused than the spec allows
     │   └── InvalidDocument     one document pushed by a service
     ├── SinkError               outputs cannot be written there
+    │   ├── SinkUnfit               and never will be as it is: something has to be changed first
+    │   └── SinkTaken               another process writes there at this moment
     ├── JobCancelled            a document was pushed into a job that was cancelled or has failed
     └── WireError               a queue message is unusable
         ├── BadMessage          not an item message, or a damaged one
@@ -40,9 +43,12 @@ __all__ = [
     "JobCancelled",
     "Problem",
     "ProducerError",
+    "RowChanged",
     "ScheduleError",
     "SettingsError",
     "SinkError",
+    "SinkTaken",
+    "SinkUnfit",
     "SourceChanged",
     "SourceError",
     "SourceForbidden",
@@ -73,7 +79,7 @@ def seen(value: Any) -> str:
 
 
 # Fields of a spec that hold content, as parts of a pointer; none is the whole spec.
-_CONFIDENTIAL: tuple[list[str], ...] = ([], ["prompt"], ["system"], ["params"], ["response_schema"])
+_CONFIDENTIAL: tuple[list[str], ...] = ([], ["prompt"], ["system"], ["params"], ["response_schema"], ["examples"])
 
 
 class ProducerError(PenstockError):
@@ -190,6 +196,10 @@ class BadReference(SourceChanged):
         super().__init__(message, code="bad_reference")
 
 
+class RowChanged(SourceChanged):
+    """A row of a source that may change is gone, or cannot be used any more. Only its own document is concerned."""
+
+
 class TooManyBadRows(SourceError):
     """More rows are refused than ``max_bad_rows`` allows; nothing was enqueued. ``rows`` are the first of them."""
 
@@ -203,9 +213,7 @@ class TooManyBadRows(SourceError):
             f"{found} of {uri} are unusable and max_bad_rows allows {limit}; correct them, or raise max_bad_rows to make "
             f"them dead letters:{lines}",
             public=f"{found} of {uri} are unusable and max_bad_rows allows {limit}: "
-            + "; ".join(
-                f"line {row.shown_line}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows
-            ),
+            + "; ".join(f"{row.place}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows),
         )
 
 
@@ -219,12 +227,15 @@ def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
         if len(alike) > 1:
             others = ", ".join(_line(row, alike[0]) for row in alike[1 : 1 + MAX_LINES_SHOWN])
             more = ", …" if len(alike) > 1 + MAX_LINES_SHOWN else ""
-            yield f"  {len(alike) - 1} more like it, in line {others}{more}"
+            unit = "" if alike[0].named else f"{alike[0].unit} "
+            yield f"  {len(alike) - 1} more like it, in {unit}{others}{more}"
     if len(groups) > MAX_FAULTS_SHOWN:
         yield f"… and {len(groups) - MAX_FAULTS_SHOWN} other kinds of faults"
 
 
 def _line(row: BadRow, first: BadRow) -> str:
+    if row.named:
+        return row.named
     return str(row.shown_line) if row.uri == first.uri else f"{row.shown_line} of {row.uri}"
 
 
@@ -232,6 +243,14 @@ class SinkError(ProducerError):
     """A destination for output files cannot be written. What was there before is untouched."""
 
     exit_status = EXIT_USAGE
+
+
+class SinkUnfit(SinkError):
+    """It cannot be written as it is: trying again helps once the table, the URL or the software was changed."""
+
+
+class SinkTaken(SinkError):
+    """Another process writes there at this moment; what it has written stays."""
 
 
 class InvalidDocument(ContentError):

@@ -1,4 +1,4 @@
-"""Results appended to a local file of output lines while the job runs: each reading adds what has come since the last.
+"""Results appended to a local file of output lines, or rows to one of CSV, while the job runs: each reading adds what is new.
 
 Beside the file lies `<name>.cursor`: how far the file is whole, and where to go on. It is replaced after the lines are on
 disk; what a process that died had written beyond it is cut off by the next. So no result is missing or there twice.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -18,46 +19,68 @@ import orjson
 from penstock_ledger import Database
 from penstock_ledger.model import Job
 from penstock_producer.errors import SinkError
-from penstock_producer.tables.reading import Lines
+from penstock_producer.tables.csv_form import csv_header, csv_rows
+from penstock_producer.tables.reading import Lines, Reading
 
-__all__ = ["append_results"]
+__all__ = ["append_results", "append_rows"]
 
 PORTION_BYTES: Final = 8 * 1024 * 1024  # between two notes of how far the file is whole
 CURSOR_BYTES_MAX: Final = 10_000
+LINES: Final = "jsonl"
+CSV: Final = "csv"
 
 
 def append_results(database: Database, job: Job, path: Path) -> int:
     """Append the results that were stored since the last call; returns how many. Raises SinkError and PlaceLost."""
+    with _opened(path, job, LINES) as (file, note, cursor):
+        lines = Lines(database, job, cursor)
+        _append(file, note, job, LINES, lines, lines)
+        return lines.number
+
+
+def append_rows(database: Database, job: Job, path: Path, *, escape_formulas: bool = False) -> int:
+    """Append a row of CSV for each outcome that was stored since the last call, as ``append_results`` does."""
+    with _opened(path, job, CSV) as (file, note, cursor):
+        reading = Reading(database, job, cursor)
+        columns = reading.table.columns
+        begin = [] if os.fstat(file.fileno()).st_size else [csv_header(columns, escape_formulas=escape_formulas)]
+        rows = csv_rows(reading, escape_formulas=escape_formulas)
+        _append(file, note, job, CSV, chain(begin, rows), reading)
+        return reading.number
+
+
+@contextmanager
+def _opened(path: Path, job: Job, form: str) -> Iterator[tuple[IO[bytes], Path, str | None]]:
+    """The file cut back to what is whole, its note, and the cursor to go on from."""
     note = path.with_name(path.name + ".cursor")
     try:
         with path.open("ab") as file, _alone(file, path):
-            cursor, size = _noted(note, job, file, path)
+            cursor, size = _noted(note, job, form, file, path)
             file.truncate(size)
-            return _append(database, job, file, note, cursor)
+            yield file, note, cursor
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}; choose a file in a folder that can be written"
         raise SinkError(message) from error
 
 
-def _append(database: Database, job: Job, file: IO[bytes], note: Path, cursor: str | None) -> int:
-    lines = Lines(database, job, cursor)
+def _append(file: IO[bytes], note: Path, job: Job, form: str, lines: Iterable[bytes], reading: Lines | Reading) -> None:
     portion = 0
     for line in lines:
         portion += file.write(line)
         if portion >= PORTION_BYTES:
-            _keep(note, job, file, lines.cursor)
+            _keep(note, job, form, file, reading.cursor)
             portion = 0
-    _keep(note, job, file, lines.cursor)
-    return lines.number
+    _keep(note, job, form, file, reading.cursor)
 
 
-def _noted(note: Path, job: Job, file: IO[bytes], path: Path) -> tuple[str | None, int]:
+def _noted(note: Path, job: Job, form: str, file: IO[bytes], path: Path) -> tuple[str | None, int]:
     """The cursor, and how many bytes of the file are whole. Raises SinkError for a file that is not ours to continue."""
     size = os.fstat(file.fileno()).st_size
     try:
         with note.open("rb") as kept:
             found: Any = orjson.loads(kept.read(CURSOR_BYTES_MAX))
         its_job, cursor, whole = found["job"], found["cursor"], int(found["bytes"])
+        its_form = found.get("form", LINES)
     except FileNotFoundError:
         if size:
             raise SinkError(
@@ -70,15 +93,17 @@ def _noted(note: Path, job: Job, file: IO[bytes], path: Path) -> tuple[str | Non
         ) from None
     if its_job != job.job_id:
         raise SinkError(f"{path} has the results of job {its_job}: name another file for job {job.job_id}")
+    if its_form != form:
+        raise SinkError(f"{path} was begun as {its_form}: go on with that, or name another file for {form}")
     if size < whole:
         raise SinkError(f"{path} has {size} bytes, and {note} says {whole}: remove both, and begin again")
     return cursor, whole
 
 
-def _keep(note: Path, job: Job, file: IO[bytes], cursor: str | None) -> None:
+def _keep(note: Path, job: Job, form: str, file: IO[bytes], cursor: str | None) -> None:
     file.flush()
     os.fsync(file.fileno())
-    kept = {"job": job.job_id, "cursor": cursor, "bytes": os.fstat(file.fileno()).st_size}
+    kept = {"job": job.job_id, "form": form, "cursor": cursor, "bytes": os.fstat(file.fileno()).st_size}
     part = note.with_name(note.name + ".part")
     with part.open("wb") as new:
         new.write(orjson.dumps(kept))

@@ -18,7 +18,16 @@ import orjson
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.storage import Writer, open_sink
 
-__all__ = ["ERRORS_NAME", "OUTPUT_NAME", "WrittenFiles", "error_line", "output_line", "probe_sink", "write_outputs"]
+__all__ = [
+    "ERRORS_NAME",
+    "OUTPUT_NAME",
+    "WrittenFiles",
+    "error_line",
+    "output_line",
+    "probe_sink",
+    "write_errors",
+    "write_outputs",
+]
 
 OUTPUT_NAME = "output.jsonl"
 ERRORS_NAME = "errors.jsonl"
@@ -73,15 +82,32 @@ def write_outputs(
         raise
 
 
+def write_errors(
+    outcomes: Outcomes, job_id: str, destination: str | Path, *, s3_endpoint_url: str | None = None
+) -> int:
+    """Write `errors.jsonl` alone, as ``write_outputs`` does; returns how many lines it has. Raises SinkError."""
+    writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(ERRORS_NAME)
+    try:
+        letters = _write_all(writer, map(error_line, outcomes.dead_letters(job_id)))
+        writer.finish()
+        writer.publish()
+        return letters
+    except BaseException:
+        writer.discard()
+        raise
+
+
 def probe_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -> None:
     """Find out now whether outputs can be written there when the job ends. Raises SinkError saying what to do."""
     open_sink(destination, s3_endpoint_url=s3_endpoint_url).probe()
 
 
 def output_line(result: Result) -> bytes:
-    """One line of `output.jsonl`, newline included."""
+    """One line of `output.jsonl`, newline included. One that no call was made for says so under `penstock`."""
     response = _response(result.status_code, result.request_id, orjson.Fragment(_one_line(result.body)))
-    return _line(result.key, response=response, error=None)
+    if result.reason is None:
+        return _line(result.key, response=response, error=None)
+    return _line(result.key, response=response, error=None, penstock={"cached": True, "from": result.reason})
 
 
 def error_line(letter: DeadLetter) -> bytes:

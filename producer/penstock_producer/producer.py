@@ -6,7 +6,7 @@ import base64
 import hashlib
 import secrets
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,19 +20,24 @@ from penstock_ledger import (
     Database,
     JobNotFound,
     JobStore,
+    MadeWith,
     OutcomeStore,
+    Provenance,
     ScheduleStore,
     Spool,
     open_database,
 )
-from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
+from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result, Shard
 from penstock_ledger.vectors import Vectors
 from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
+from penstock_producer.estimates import Estimate
+from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
-from penstock_producer.job.acceptance import check_acceptable
+from penstock_producer.job.acceptance import check_acceptable, check_estimate
 from penstock_producer.job.borders import Borders
+from penstock_producer.job.options import SINK_FIELDS
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.refusals import refused
@@ -40,6 +45,8 @@ from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.blobs.unpacked import MEMBERS
+from penstock_producer.sources.databases.source import key_pages
+from penstock_producer.sources.media.places import NEWEST
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
 from penstock_producer.sources.outcomes.where import Where
@@ -47,7 +54,10 @@ from penstock_producer.sources.overrides import Overrides
 from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
-from penstock_producer.survey import survey
+from penstock_producer.sources.texts.segments import NEWEST as NEWEST_TEXT
+from penstock_producer.sources.texts.segments import SEGMENTS
+from penstock_producer.survey import Survey, survey
+from penstock_producer.tally import PREPARED
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,9 +67,16 @@ _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
 _NOT_CONTENT = frozenset({
-    "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY,
+    "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY, NEWEST, PREPARED,
+    SEGMENTS, NEWEST_TEXT,
 })  # fmt: skip
-_LATER_FIELDS = ("embedding_dtype", "encoding", "format")
+_LATER_FIELDS = (
+    "audio_fields", "compress_prompt", "embedding_dtype", "encoding", "examples", "fallback", "fallback_on", "format",
+    "image_fields", "messages_field", "param_fields", "query", "schema_repairs", "table", "template", "truncate",
+    *sorted(SINK_FIELDS),
+)  # fmt: skip
+# Of a spec: how the source is read, and whether there is a job; nothing of what comes of it.
+_NO_CONTENT = ("feeders", "over_budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +155,7 @@ class Producer:
         progress: Callable[[int], None] | None = None,
         started_by: Mapping[str, Any] | None = None,
     ) -> Job:
-        """Accept every document of ``source`` (a JSONL path or `s3://` URI) as one job.
+        """Accept every document of ``source`` (a path, an `s3://` URI, a database's URL) as one job.
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
         another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``) and
@@ -152,11 +169,14 @@ class Producer:
             )
         opened = open_source(source, spec, self._settings, remote=self._borders is not None, timeout_s=timeout_s)
         known = self._known(job_key)
-        if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
+        if (
+            known is not None
+            and known.source.get("kind") != SPOOL
+            and unchanged(known.source, source, self._settings, ended=known.state.final)
+        ):
             return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
         found = survey(opened, spec, progress)
-        refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
-        return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by)
+        return self._create_surveyed(spec, found, job_key, key_pages(opened), started_by=started_by)
 
     def submit_from(
         self,
@@ -169,13 +189,13 @@ class Producer:
     ) -> Job:
         """Accept the outcomes of a job that has ended, those for which each condition of ``where`` holds, as one job.
 
-        See sources/outcomes.py and sources/where.py. Raises as ``submit``, JobNotFound, and SourceUnavailable while the job
+        See sources/outcomes/. Raises as ``submit``, JobNotFound, and SourceUnavailable while the job
         has not ended.
         """
         if self._borders is not None:
             raise SourceError("unsupported_source", "remote doors read no outcomes of other jobs; submit a file")
         spec, found = self._accepted(spec), self._found(job)
-        if spec.prompt is None and spec.endpoint != found.spec["endpoint"]:
+        if not spec.takes_records and spec.endpoint != found.spec["endpoint"]:
             fix = f"give the endpoint {found.spec['endpoint']}, or a prompt"
             message = f"{seen(spec.endpoint)} is not where the requests of job {found.job_key} were sent"
             raise SpecError([Problem("invalid_value", "/endpoint", message, fix)])
@@ -190,8 +210,7 @@ class Producer:
                 "empty_source",
                 f"no outcome of job {found.job_key} satisfies {seen(what)}; penstock report counts what it has",
             ) from error
-        refusals = [(refusal.doc_id, refusal.row) for refusal in surveyed.refused]
-        return self._create(spec, pin, surveyed.total, job_key, refusals)
+        return self._create_surveyed(spec, surveyed, job_key)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
@@ -275,6 +294,10 @@ class Producer:
         reading = Reading(self._database, self._jobs.get(job))
         return reader_of(reading, reading.table.columns)
 
+    def made_with(self, job: str) -> list[MadeWith]:
+        """Releases, engines, providers and prices that results of this job came from, by generation; a result has its model."""
+        return Provenance(self._database).of(self._jobs.get(job).job_id)
+
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
         """The embeddings of an embed job so far as they are stored, without JSON between; in the order of ``results``.
 
@@ -338,9 +361,18 @@ class Producer:
         if refused_endpoint is not None:
             raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
         check_acceptable(spec, self._settings.prices(spec.provider))
+        if spec.output_format in ("csv", "parquet") and self._settings.results_url is None:
+            fix = "set results_url (PENSTOCK_RESULTS_URL) here and for the control processes, or leave it out: "
+            fix += "`penstock results` writes tables at any time"
+            why = f"{spec.output_format} is written where results_url says, and that is not set here"
+            raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
         if self._borders is not None:
             self._borders.check(spec)
         return spec
+
+    def _check_estimate(self, spec: JobSpec, estimate: Estimate) -> None:
+        """Before anything is spent. Raises SpecError."""
+        check_estimate(spec, estimate.usd(self._settings.prices(spec.provider)))
 
     def _known(self, job_key: str | None) -> Job | None:
         if job_key is None:
@@ -351,6 +383,22 @@ class Producer:
         except JobNotFound:
             return None
 
+    def _create_surveyed(
+        self,
+        spec: JobSpec,
+        found: Survey,
+        job_key: str | None,
+        keys: Iterable[bytes] = (),
+        started_by: Mapping[str, Any] | None = None,
+    ) -> Job:
+        self._check_estimate(spec, found.estimate)
+        refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
+        plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._database.is_sqlite)
+        shards = found.marks.split(found.total, plan.feeders)
+        return self._create(
+            spec, found.pin, found.total, job_key, refusals, started_by=started_by, shards=shards, keys=keys
+        )
+
     def _create(
         self,
         spec: JobSpec,
@@ -360,6 +408,8 @@ class Producer:
         refusals: Sequence[tuple[str, Any]],
         feed_kind: FeedKind = FeedKind.SOURCE,
         started_by: Mapping[str, Any] | None = None,
+        shards: tuple[Shard, ...] = (),
+        keys: Iterable[bytes] = (),
     ) -> Job:
         if job_key is not None:
             _check_key(job_key)
@@ -377,9 +427,10 @@ class Producer:
             digest=_digest(spec, pin),
             total=total,
             feed_kind=feed_kind,
+            shards=shards,
         )
         letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
-        job, _ = self._jobs.create(new, letters)
+        job, _ = self._jobs.create(new, letters, keys)
         return job
 
 
@@ -414,8 +465,8 @@ def _check_key(job_key: object) -> None:
 
 def _given(spec: JobSpec) -> dict[str, Any]:
     """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
-    stored = spec.to_json()
+    stored = {name: value for name, value in spec.to_json().items() if name not in _NO_CONTENT}
     for name in _LATER_FIELDS:
-        if stored[name] is None:
+        if stored[name] == JobSpec.model_fields[name].get_default(call_default_factory=True):
             del stored[name]
     return stored

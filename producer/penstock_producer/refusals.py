@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+from typing import Final
+
 from penstock_ledger.model import DeadLetter, ItemKey
+from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.rows import BadRow, Document
 
 CANCELLED = "cancelled"
+SOURCE_LOST = "source_lost"
 DUPLICATE = "duplicate_custom_id"  # the one refusal that cannot be seen from the row alone
+OUTSIDE: Final = "media_"  # codes of rows that are refused for what lies outside of their file begin so
+_COMES_BACK: Final = frozenset({"media_unavailable", "media_forbidden"})
+
+
+def no_longer(code: str, words: str) -> SourceError | None:
+    """What it means that a row which was a document at submit is refused now; None where only the row itself decides."""
+    if not code.startswith(OUTSIDE):
+        return None
+    return SourceUnavailable(words) if code in _COMES_BACK else SourceChanged(words)
+
+
+def changed_since(rows: Iterable[BadRow], lines: Container[int]) -> list[BadRow]:
+    """Rows of a table that the survey took and that can no longer be used. ``lines`` are those that it refused.
+
+    Raises SourceUnavailable or SourceChanged for a row that it took and whose image has gone: the job waits or fails.
+    """
+    rows = list(rows)
+    for row in rows:
+        if row.is_new:
+            continue
+        gone = no_longer(row.code, str(row)) if row.line else None  # without lines it is not known what was refused
+        if gone is not None and row.line not in lines:
+            raise gone
+    return [row for row in rows if row.is_new]
 
 
 def refused(row: BadRow, key: ItemKey) -> DeadLetter:
@@ -15,6 +44,11 @@ def refused(row: BadRow, key: ItemKey) -> DeadLetter:
 
 def written_off(document: Document, key: ItemKey) -> DeadLetter:
     return _letter(key, CANCELLED, "the job was cancelled before this document was tried", document.body, None)
+
+
+def lost(key: ItemKey, why: str) -> DeadLetter:
+    """Of a row of a table that was fed and is gone, or is no document any more."""
+    return _letter(key, SOURCE_LOST, why, b"", None)
 
 
 def _letter(key: ItemKey, reason: str, error: str, request: bytes, line: int | None) -> DeadLetter:

@@ -6,9 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from penstock_producer.tally import Tally
+
 Cursor = dict[str, Any]
 
 MISSING_FIELD = "missing_field"  # the code of a row that lacks a column of the prompt
+
+# What a source counts: lines of a text, rows of a table, or files that are a document each.
+LINE = "line"
+ROW = "row"
+FILE = "file"
 
 
 class Document(NamedTuple):
@@ -36,17 +43,34 @@ class BadRow:
     cursor: Cursor
     request: bytes = b""  # the request body, where the row got that far
     line_in_file: int = 0  # where ``line`` counts through several files
+    unit: str = LINE  # what ``line`` counts
+    named: str = ""  # the row in words, where people do not find it by a line: its key in a table
+    is_new: bool = False  # the survey did not refuse it: the row has changed since
 
     @property
     def shown_line(self) -> int:
         """The line of ``uri``."""
         return self.line_in_file or self.line
 
+    @property
+    def place(self) -> str:
+        """Where people find it in ``uri``."""
+        return self.named or f"{self.unit} {self.shown_line}"
+
     def __str__(self) -> str:
-        where = f"{self.uri} line {self.shown_line}" if self.line else self.uri
+        is_placed = self.named or (self.line and self.unit != FILE)
+        where = f"{self.uri} {self.place}" if is_placed else self.uri
         field = f" field {self.field}:" if self.field else ""
         saw = f" Seen: {self.seen}." if self.seen else ""
         return f"{where}: {self.code}:{field} {self.message}{saw} Fix: {self.fix}"
+
+
+class Place(NamedTuple):
+    """Where a row lies."""
+
+    uri: str
+    line: int  # in that file
+    unit: str = LINE  # what ``line`` counts
 
 
 class Source(Protocol):
@@ -79,6 +103,11 @@ class FileSource(Source, Protocol):
     uri: str
     id_field: str
 
-    def place(self, line: int) -> tuple[str, int]:
+    @property
+    def tally(self) -> Tally:
+        """What the job's options changed in the rows that were read so far."""
+        ...
+
+    def place(self, line: int) -> Place:
         """The file that a row lies in, and its line there."""
         ...

@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
@@ -28,7 +28,7 @@ from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYT
 from penstock_producer.source_roots import check_root
 from penstock_producer.storage import check_destination
 
-__all__ = ["ProducerSettings", "ProviderFacts", "check_url", "config_path", "refuse_example_password"]
+__all__ = ["ProducerSettings", "ProviderFacts", "check_url", "config_path", "refuse_example_password", "variable"]
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
@@ -50,10 +50,15 @@ class ProducerSettings(BaseSettings):
     database_statement_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # 0 = none
     database_lock_timeout_s: Annotated[float, Field(ge=0, le=600)] = 10.0  # below the above; 0 = none
     results_url: str | None = None  # folder or s3://bucket/prefix that gets each finished job's files; None = none
+    # Of a database whose table is a source: how long it may take for one part of the answer; 0 = without end.
+    source_query_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
+    # Buckets only: results as part objects while a job runs, which go when it ends, or stay. Needs to read, list and delete.
+    results_parts: Literal["off", "until_end", "keep"] = "off"
     s3_endpoint_url: str | None = None  # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
     max_line_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_LINE_BYTES
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_BODY_BYTES  # one request, rendered
     # Folders and s3://bucket/prefix that jobs from remote doors (Celery tasks) may read; () = none. See docs/doors.md.
+    # Rows of other jobs may name images and sounds there, besides those beside their source.
     source_roots: tuple[str, ...] = ()
     providers: Mapping[str, ProviderFacts] = Field(default_factory=dict)
 
@@ -66,6 +71,11 @@ class ProducerSettings(BaseSettings):
     def prices(self, provider: str) -> ProviderFacts:
         """Of one provider; unknown ones where it is not configured."""
         return self.providers.get(provider, ProviderFacts())
+
+    @property
+    def writes_parts(self) -> bool:
+        """Whether results go into a bucket while their job runs."""
+        return self.results_parts != "off" and self.results_url is not None and "://" in self.results_url
 
     @property
     def database_waits(self) -> Waits:
@@ -156,6 +166,11 @@ def config_path() -> Path | None:
         return path
     path = Path(DEFAULT_CONFIG)
     return path if path.is_file() else None
+
+
+def variable(name: str) -> str | None:
+    """A variable that a source names."""
+    return os.environ.get(name)
 
 
 def _given_names(config: Path | None) -> Iterable[tuple[str, str]]:

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceForbidden, seen
 
+_BUCKETS: Final = ("s3://", "gs://", "az://")
 _KERNEL: Final = ("/proc", "/sys", "/dev")  # regular by their type, and full of secrets
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 # O_NONBLOCK: opening a FIFO that nothing writes to must fail later, not hang here.
@@ -25,7 +26,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 def check_root(root: str) -> str:
     """One entry of `source_roots`, without a slash at its end. Raises ValueError, which says what to write instead."""
-    if root.startswith("s3://"):
+    if root.startswith(_BUCKETS):
         bucket, key = _object(root)
         if not bucket or not _is_plain(key.strip("/"), may_be_empty=True):
             raise ValueError(f"{seen(root)}: write s3://bucket or s3://bucket/prefix, without . and .. in it")
@@ -43,7 +44,7 @@ class SourceRoots:
 
     def admit(self, where: str) -> None:
         """Raises SourceForbidden for what is not plainly a file or object inside; looks at the name only."""
-        if where.startswith("s3://"):
+        if where.startswith(_BUCKETS):
             inside = self._has_object(where)
         else:
             inside = _is_plain(where[1:]) and any(where.startswith(f"{root}/") for root in self._folders())
@@ -93,8 +94,8 @@ class SourceRoots:
 
 
 def _object(uri: str) -> tuple[str, str]:
-    """Bucket and key of `s3://bucket/key`; two empty texts for what is not exactly that."""
-    if not uri.startswith("s3://"):
+    """`s3://bucket` and key of `s3://bucket/key`; two empty texts for what is not exactly that."""
+    if not uri.startswith(_BUCKETS):
         return "", ""
     try:
         parts = urlsplit(uri)
@@ -102,7 +103,7 @@ def _object(uri: str) -> tuple[str, str]:
         return "", ""
     if parts.query or parts.fragment or not parts.netloc.replace("-", "").replace(".", "").replace("_", "").isalnum():
         return "", ""
-    return parts.netloc, unquote(parts.path.removeprefix("/"))
+    return f"{parts.scheme}://{parts.netloc}", unquote(parts.path.removeprefix("/"))
 
 
 def _is_plain(path: str, *, may_be_empty: bool = False) -> bool:

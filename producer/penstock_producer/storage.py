@@ -1,31 +1,22 @@
-"""Where output files go: a folder, or a prefix of an S3 bucket. A file appears whole or not at all.
-
-boto3 is imported when the first bucket is used: it is an extra (`pip install penstock[s3]`).
-"""
+"""Where output files go: a folder, or a prefix of an S3 bucket. A file appears whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from penstock_producer.bucket.client import Bucket, s3_client
+from penstock_producer.bucket.writer import ObjectWriter
 from penstock_producer.errors import SinkError, seen
 
-__all__ = ["check_destination", "open_sink", "read_object"]
+__all__ = ["bucket_at", "check_destination", "open_sink", "read_object"]
 
 FOLDER_BUFFER_BYTES = 1024 * 1024
-# S3 takes parts of 5 MiB to 5 GiB and at most 10,000 of them; a writer holds one in memory.
-PART_BYTES = 8 * 1024 * 1024
-# From then on parts are larger, so that 10,000 of them make 430 GiB and not 78. A constant size until there suits
-# servers that want all parts equal.
-PARTS_PER_SIZE = 1_000
-CONNECT_TIMEOUT_S = 10
-READ_TIMEOUT_S = 60
-TRIES = 5  # per request, boto3's own, with backoff
 PROBE_NAME = "penstock-probe"
 
 
@@ -77,6 +68,12 @@ def open_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) ->
         return FolderSink(Path(text))
     parts = urlsplit(text)
     return S3Sink(parts.netloc, unquote(parts.path).strip("/"), s3_client(s3_endpoint_url))
+
+
+def bucket_at(destination: str, *, s3_endpoint_url: str | None = None) -> Bucket:
+    """The place that `s3://bucket/prefix` names. Raises SinkError where boto3 is missing."""
+    parts = urlsplit(destination)
+    return Bucket(s3_client(s3_endpoint_url), parts.netloc, unquote(parts.path).strip("/"))
 
 
 class FolderSink:
@@ -138,94 +135,16 @@ class S3Sink:
     """Objects under a prefix."""
 
     def __init__(self, bucket: str, prefix: str, client: Any) -> None:
-        self._bucket, self._prefix, self._client = bucket, prefix, client
+        self._bucket = Bucket(client, bucket, prefix)
 
     def create(self, name: str) -> Writer:
-        return ObjectWriter(self._client, self._bucket, f"{self._prefix}/{name}" if self._prefix else name)
+        return ObjectWriter(self._bucket, name)
 
     def probe(self) -> None:
         """Start an upload and abort it: needs the same right as writing, and makes no object."""
-        writer = ObjectWriter(self._client, self._bucket, f"{self._prefix}/{PROBE_NAME}".lstrip("/"))
+        writer = ObjectWriter(self._bucket, PROBE_NAME)
         writer.begin()
         writer.discard()
-
-
-class ObjectWriter:
-    """A multipart upload, begun with the first full part; small and empty objects are one PUT.
-
-    S3 shows nothing of an upload before ``publish``, and keeps the object that was there until then.
-    """
-
-    def __init__(self, client: Any, bucket: str, key: str) -> None:
-        self._client = client
-        self._at = {"Bucket": bucket, "Key": key}
-        self._uri = f"s3://{bucket}/{key}"
-        self._buffer = bytearray()
-        self._upload: str | None = None
-        self._parts: list[dict[str, Any]] = []  # S3 allows 10,000
-
-    def begin(self) -> str:
-        if self._upload is None:
-            self._upload = str(self._ask(self._client.create_multipart_upload)["UploadId"])
-        return self._upload
-
-    def write(self, data: bytes) -> None:
-        self._buffer += data
-        if len(self._buffer) >= self._part_bytes():
-            self._send_part()
-
-    def finish(self) -> None:
-        if self._upload is not None and self._buffer:
-            self._send_part()
-
-    def publish(self) -> str:
-        if self._upload is not None:
-            parts = {"Parts": self._parts}
-            self._ask(self._client.complete_multipart_upload, UploadId=self._upload, MultipartUpload=parts)
-            self._upload = None
-        else:
-            self._ask(self._client.put_object, Body=bytes(self._buffer))
-        return self._uri
-
-    def discard(self) -> None:
-        """Best effort: what cannot be aborted is an unfinished upload, which no reader sees."""
-        if self._upload is not None:
-            with contextlib.suppress(SinkError):
-                self._ask(self._client.abort_multipart_upload, UploadId=self._upload)
-            self._upload = None
-
-    def _send_part(self) -> None:
-        number = len(self._parts) + 1
-        upload, body = self.begin(), bytes(self._buffer)
-        answer = self._ask(self._client.upload_part, UploadId=upload, PartNumber=number, Body=body)
-        self._parts.append({"ETag": answer["ETag"], "PartNumber": number})
-        self._buffer.clear()
-
-    def _part_bytes(self) -> int:
-        return PART_BYTES * (1 + len(self._parts) // PARTS_PER_SIZE)
-
-    def _ask(self, request: Callable[..., Any], **more: Any) -> Any:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            return request(**self._at, **more)
-        except ClientError as error:
-            raise SinkError(_explain(self._uri, self._at["Bucket"], error)) from error
-        except (BotoCoreError, OSError) as error:
-            message = f"cannot write {self._uri}: {error}; check the endpoint, the region and the credentials"
-            raise SinkError(message) from error
-
-
-def s3_client(endpoint_url: str | None = None) -> Any:
-    """A boto3 client with bounded patience. Credentials and region are boto3's own affair."""
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError as error:
-        raise SinkError("writing to s3:// needs boto3; `pip install penstock[s3]`") from error
-    retries = {"mode": "standard", "total_max_attempts": TRIES}
-    config = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=retries)
-    return boto3.client("s3", endpoint_url=endpoint_url, config=config)
 
 
 def read_object(uri: str, limit: int, *, s3_endpoint_url: str | None = None) -> bytes | None:
@@ -241,22 +160,6 @@ def read_object(uri: str, limit: int, *, s3_endpoint_url: str | None = None) -> 
         return bytes(answer["Body"].read(limit))
     except botocore.exceptions.ClientError:
         return None
-
-
-def _explain(uri: str, bucket: str, error: Any) -> str:
-    """What S3's answer means for the person who chose the destination. ``error`` is botocore's ClientError."""
-    code = str(error.response.get("Error", {}).get("Code"))
-    match code:
-        case "NoSuchBucket":
-            return f"cannot write {uri}: there is no bucket {bucket!r}; create it, or name another"
-        case "AccessDenied" | "403" | "AllAccessDisabled":
-            return f"cannot write {uri}: the credentials may not; grant s3:PutObject on it"
-        case "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "ExpiredToken":
-            return f"cannot write {uri}: the credentials are refused ({code}); renew or replace them"
-        case "PermanentRedirect" | "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException":
-            return f"cannot write {uri}: the bucket is in another region ({code}); set AWS_REGION to its region"
-        case _:
-            return f"cannot write {uri}: {error}"
 
 
 @contextlib.contextmanager

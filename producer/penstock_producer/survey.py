@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock_producer.errors import SourceError, TooManyBadRows
+from penstock_producer.estimates import Estimate, Measure
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.marks import Marks
 from penstock_producer.refusals import DUPLICATE
-from penstock_producer.rows import MISSING_FIELD, BadRow, Document
+from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place
 from penstock_producer.seen_ids import Duplicate, SeenIds
+from penstock_producer.tally import PREPARED, Tally
 
 __all__ = ["Survey", "survey"]
 
 # Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
 MAX_BAD_ROWS_HELD = 100_000
 FIRST_ROWS = 100  # when all of these lack the same column, the prompt is wrong, not the rows
+NOTHING = Estimate(0, 0, True)
 _ROWS_PER_PROGRESS = 5_000  # calls it some ten times a second
 
 
@@ -35,6 +39,9 @@ class Survey:
     total: int  # documents and bad rows together
     refused: Sequence[RefusedRow]  # in the order of lines
     pin: dict[str, Any]
+    estimate: Estimate = NOTHING  # of its documents, from the first of them
+    size: int = 0  # bytes of all request bodies
+    marks: Marks = field(default_factory=Marks)  # where it can be split
 
 
 class Surveyed(Protocol):
@@ -43,9 +50,12 @@ class Surveyed(Protocol):
     uri: str
     id_field: str  # the field that names a document
 
+    @property
+    def tally(self) -> Tally: ...
+
     def pin(self) -> dict[str, Any]: ...
 
-    def place(self, line: int) -> tuple[str, int]: ...
+    def place(self, line: int) -> Place: ...
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]: ...
 
@@ -58,7 +68,10 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
     """
     most = min(spec.max_bad_rows, MAX_BAD_ROWS_HELD) if isinstance(spec.max_bad_rows, int) else MAX_BAD_ROWS_HELD
     bad: list[BadRow] = []
-    total = 0
+    marks = Marks()
+    total = size = 0
+    next_mark = 1
+    measure = Measure()
     with SeenIds() as ids:
         add = ids.add
         for row in source.documents({}):
@@ -69,6 +82,11 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
                 _keep(bad, row, most, source.uri)
             else:
                 add(row.doc_id, row.line)
+                size += len(row.body)
+                if not measure.enough:
+                    measure.add(row.body)
+            if total == next_mark:
+                next_mark = marks.note(total, row.cursor)
             if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
                 _refuse_column(bad)
         if total == 0:
@@ -79,7 +97,10 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
         if len(bad) > allowed:
             raise TooManyBadRows(source.uri, allowed, _in_order(bad), counted=len(bad), whole=True)
         bad.sort(key=lambda row: row.line)
-        return Survey(total, _named(bad, ids), source.pin())
+        tally = source.tally
+        prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
+        estimate = measure.of(total - len(bad))
+        return Survey(total, _named(bad, ids), source.pin() | prepared, estimate, size, marks)
 
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
@@ -104,31 +125,32 @@ def _in_order(bad: list[BadRow]) -> list[BadRow]:
 
 
 def _duplicate(duplicate: Duplicate, source: Surveyed) -> BadRow:
-    uri, line = source.place(duplicate.line)
-    first_uri, first_line = source.place(duplicate.first_line)
-    first = f"line {first_line}" if first_uri == uri else f"line {first_line} of {first_uri}"
+    uri, line, unit = source.place(duplicate.line)
+    earlier = source.place(duplicate.first_line)
+    first = f"{earlier.unit} {earlier.line}" + ("" if earlier.uri == uri else f" of {earlier.uri}")
     return BadRow(
         uri,
         duplicate.line,
         DUPLICATE,
         source.id_field,
-        f"The id of line {line} was already used in {first}; the first one counts.",
+        f"The id of {unit} {line} was already used in {first}; the first one counts.",
         repr(duplicate.doc_id),
         "give every row an id of its own",
         None,
         {},
         line_in_file=line,
+        unit=unit,
     )
 
 
 def _named(bad: list[BadRow], ids: SeenIds) -> list[RefusedRow]:
-    """Give each refused row an id that no document has: its own when it is free, else `line-<n>`."""
+    """Give each refused row an id that no document has: its own when it is free, else `line-<n>` (`row-<n>`, `file-<n>`)."""
     taken: set[str] = set()
     refusals = []
     for row in bad:
-        doc_id = row.doc_id if row.doc_id is not None else f"line-{row.line}"
+        doc_id = row.doc_id if row.doc_id is not None else f"{row.unit}-{row.line}"
         if doc_id in taken or doc_id in ids:
-            doc_id = f"line-{row.line}"
+            doc_id = f"{row.unit}-{row.line}"
         while doc_id in taken or doc_id in ids:
             doc_id += "~"  # a document that is really called line-7
         taken.add(doc_id)

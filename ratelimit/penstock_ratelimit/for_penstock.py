@@ -1,6 +1,5 @@
 """What Penstock's other packages use beside the public names. Not a public interface: it changes without notice."""
 
-from penstock_ratelimit.estimates.estimator import CHARS_PER_TOKEN, DEFAULT_OUTPUT_TOKENS
 from penstock_ratelimit.estimates.learned import FLUSH_S
 from penstock_ratelimit.fairness import CLASS_STEP, DEFAULT_FLOW, FairLine
 from penstock_ratelimit.provider.profiles import MAX_TOKENS_BELIEVED
@@ -12,10 +11,8 @@ from penstock_ratelimit.tasks import cancel_and_wait
 from penstock_ratelimit.watch import MAX_LEARNED, DimensionView, LearnedView, QuotaView, Traffic, read_quotas
 
 __all__ = [
-    "CHARS_PER_TOKEN",
     "CLASS_STEP",
     "DEFAULT_FLOW",
-    "DEFAULT_OUTPUT_TOKENS",
     "DETAIL_CHARS",
     "FLUSH_S",
     "MAX_LEARNED",

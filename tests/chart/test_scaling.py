@@ -114,6 +114,20 @@ def test_a_pool_scales_by_the_queues_that_its_workers_look_into(render: Render, 
     assert sorted(formula.split(" + ")) == sorted(trigger["name"] for trigger in spec["triggers"])
 
 
+def test_a_pool_counts_what_waits_for_adapters_that_its_workers_find(render: Render) -> None:
+    """Their queues have names that the chart cannot know: the key under which the control loop counts them is asked for."""
+    pool = {
+        "kind": "gpu",
+        "model": {"name": "Qwen/Qwen2.5-7B-Instruct"},
+        "vllm": {"loraFrom": "s3://models/loras"},
+    }
+    alone = {"keda": {"enabled": True}, "workerPools": {"m": pool, "api": {"keda": {"enabled": False}}}}
+    release = render("minimal", alone)
+    triggers = {one["name"]: one["metadata"]["listName"] for one in release.one("ScaledObject")["spec"]["triggers"]}
+    assert set(triggers.values()) == counted(worker_env(release, "m"), "gpu")
+    assert triggers["found"] == keys.found_waiting(queue_name("gpu", "Qwen/Qwen2.5-7B-Instruct"))
+
+
 def test_a_sidecars_worker_knows_the_names_of_its_model(render: Render) -> None:
     """So it keeps what it holds where KEDA counts it, before the server has said what it serves."""
     release = render("gpu-sidecar", {"keda": {"enabled": True}})
@@ -129,7 +143,10 @@ def counted(variables: Mapping[str, str], lane: str) -> set[str]:
     settings = WorkerSettings.load(lane=lane, **{lane: parsed})
     served = served_by(settings)
     assert served is not None
-    return {*served.queues(lane), queue_name(lane), keys.unacked(home_queue(settings))}
+    home = home_queue(settings)
+    finds = lane == "gpu" and (settings.gpu.lora_from is not None or settings.gpu.upstream_url is not None)
+    found = {keys.found_waiting(home)} if finds else set[str]()
+    return {*served.queues(lane), queue_name(lane), keys.unacked(home)} | found
 
 
 def test_a_fresh_install_starts_at_the_minimum(render: Render) -> None:

@@ -9,7 +9,7 @@ from chart.conftest import Render
 from chart.helm_library import Release, Values
 from chart.pods import pod_spec, pool, worker_env
 
-from penstock_workers.celery_app.drain import GRACE_S, STOP_TIMEOUT_S
+from penstock_workers.celery_app.ending_times import END_S, FINISH_S
 
 CUSTOM: Values = {"labelKey": "tier", "labelValue": "cheap"}
 
@@ -82,11 +82,11 @@ def test_an_engine_in_the_worker_has_time_to_end(provider: str, render: Render) 
     release = render("gpu", _spot(provider) | {"keda": {"enabled": False}})
     for name in ("gpu", "embed"):
         grace, drain = _times(release, name)
-        assert grace - drain >= GRACE_S + STOP_TIMEOUT_S
+        assert grace - drain >= END_S
         assert drain >= 5
     beside = render("gpu-sidecar", _spot(provider))
     grace, drain = _times(beside, "gpu")
-    assert grace - drain == 5
+    assert grace - drain == FINISH_S
 
 
 def test_off_spot_there_is_a_minute(render: Render) -> None:

@@ -36,14 +36,15 @@ MAY_IMPORT = {
 # `__all__` names. (Names in an `__init__` are for everyone, modules here are for Penstock alone.)
 INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
-    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "vectors"},
+    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "sql.postgres", "vectors"},
     "penstock_producer": {
-        "errors", "feed.feeder", "feed.leased_feed", "feed.queues", "feed.repair", "feed.routes", "feed.served",
-        "feed.tracing", "feed.wire", "growing_file", "job.acceptance", "job.borders", "job.durations", "job.endpoints",
-        "job.hook_paths", "job.lanes", "job.options", "job.run_options", "job.spec", "jobfile",
-        "outputs", "schedules.due", "schedules.marks", "schedules.timetable", "settings", "sources", "sources.of_feed",
-        "sources.blobs.s3", "sources.overrides", "storage",
-        "survey", "tables.columns", "tables.csv_form", "tables.database", "tables.reading", "tables.write",
+        "bucket.client", "errors", "estimates", "feed.feeder", "feed.feeder_plan", "feed.leased_feed", "feed.queues",
+        "feed.repair", "feed.routes", "feed.served", "feed.tracing", "feed.wire", "growing_file", "job.acceptance",
+        "job.borders", "job.durations", "job.endpoints", "job.fallback", "job.hook_paths", "job.lanes", "job.model_schema",
+        "job.options", "job.repeats", "job.run_options", "job.sinks", "job.spec", "jobfile", "outputs", "parts.growing",
+        "schedules.due", "schedules.marks", "schedules.timetable", "settings", "source_names", "sources", "sources.blobs.s3",
+        "sources.of_feed", "sources.overrides", "storage", "survey", "tables.columns", "tables.csv_form", "tables.database",
+        "tables.reading", "tables.write", "tally",
     },
     "penstock_workers": {
         "__main__", "amqp_address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",
@@ -75,7 +76,7 @@ OTHER_WAY: dict[str, dict[tuple[str, str], str]] = {
 ROLE_FOLDERS = {"producer", "workers", "ratelimit", "ledger", "gateway", "cli", "simulate"}
 HEAVY = (
     "torch", "vllm", "pandas", "boto3", "fastapi", "celery", "kombu", "aiohttp", "typer", "rich", "alembic", "opentelemetry",
-    "pyarrow", "backports",
+    "pyarrow", "backports", "obstore",
 )  # fmt: skip
 
 

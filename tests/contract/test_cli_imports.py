@@ -11,7 +11,7 @@ import pytest
 HEAVY = (
     "sqlalchemy", "alembic", "redis", "pydantic", "celery", "kombu", "aiohttp", "prometheus_client", "prompt_toolkit",
     "flower", "tornado", "penstock_ratelimit", "penstock_workers", "penstock_workers.control", "penstock_simulate",
-    "torch", "vllm", "boto3", "pyarrow", "backports",
+    "torch", "vllm", "boto3", "pyarrow", "backports", "obstore",
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ NOT_FOR_SERVICES = {
     "WireError",
     "BadMessage",
     "BadReference",
+    "RowChanged",
     "UnknownMessageVersion",
 }
 

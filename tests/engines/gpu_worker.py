@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import psutil
 from fleet import Fleet, Process, until
 
 from penstock_ledger.model import Job
+from penstock_workers.lanes.gpu.engine import processes
 
 START_S = 300.0  # an engine imports vLLM three times over, on two cores
 WORK_S = 240.0
@@ -44,6 +47,29 @@ def engine_of(worker: Process) -> psutil.Process:
     return next(
         child for child in children if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
     )
+
+
+def descendants(worker: Process) -> list[psutil.Process]:
+    found: list[psutil.Process] = psutil.Process(worker.popen.pid).children(recursive=True)
+    return found
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def kill_with_all(worker: Process) -> None:
+    """`kill -9` of a worker: all processes of its engine end by themselves, and leave no shared memory."""
+    left = descendants(worker)
+    assert len(left) > 2
+    memory = processes.shared_memory([process.pid for process in left])
+    assert memory
+    os.kill(worker.popen.pid, signal.SIGKILL)
+    until(lambda: all(map(is_gone, left)), 15, "all of the engine's processes end with the worker")
+    until(lambda: not any(map(os.path.exists, memory)), 5, "and its shared memory is freed")
 
 
 def submit(fleet: Fleet, model: Path, documents: list[dict[str, Any]], **spec: object) -> Job:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from engines.gpu_worker import WORK_S, engine_of, gpu_worker, submit
-from fleet import Fleet, Process, until
+from engines.gpu_worker import WORK_S, descendants, engine_of, gpu_worker, is_gone, kill_with_all, submit
+from fleet import Fleet, until
 
 from penstock_ledger.model import JobState
-from penstock_workers.lanes.gpu.engine import processes
 
 PARAMS = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}
 STALL_S = 8  # for a tiny model, on cores that others use as well
@@ -28,18 +25,6 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def texts(number: int) -> list[dict[str, str]]:
     return [{"id": f"doc-{n}", "text": f"review {n}"} for n in range(number)]
-
-
-def descendants(worker: Process) -> list[psutil.Process]:
-    found: list[psutil.Process] = psutil.Process(worker.popen.pid).children(recursive=True)
-    return found
-
-
-def is_gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_a_hung_engine_is_found_and_its_items_are_tried_again_without_a_count(fleet: Fleet, tiny_llama: Path) -> None:
@@ -77,24 +62,17 @@ def test_a_worker_whose_device_is_lost_ends_with_a_status_and_a_reason(fleet: Fl
     assert fleet.account(job, 100).dead == {}
 
 
-@pytest.mark.parametrize("group", [1, 2])
-def test_nothing_of_an_engine_outlives_a_worker_that_is_killed(
-    fleet: Fleet, tiny_llama: Path, group: int, monkeypatch: pytest.MonkeyPatch
+def test_nothing_of_a_group_of_engines_outlives_a_worker_that_is_killed(
+    fleet: Fleet, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`kill -9` with one engine and with a data-parallel group: cores, coordinator and shared memory are gone in seconds (H11).
+    """`kill -9` with a data-parallel group: cores, coordinator and shared memory are gone in seconds (H11).
 
-    Also where the operator lists plugins of vLLM, and the list leaves Penstock's out.
+    Also where the operator lists plugins of vLLM, and the list leaves Penstock's out. One engine is in test_gpu_fleet.py.
     """
     monkeypatch.setenv("VLLM_PLUGINS", "someone-elses")
-    fleet.control()
-    worker = gpu_worker(fleet, tiny_llama, in_process=False, engine={"data_parallel_size": group})
-    left = descendants(worker)
-    assert len(left) > 2 * group
-    memory = processes.shared_memory([process.pid for process in left])
-    assert memory
-    os.kill(worker.popen.pid, signal.SIGKILL)
-    until(lambda: all(map(is_gone, left)), 15, "all of the engine's processes end with the worker")
-    until(lambda: not any(map(os.path.exists, memory)), 5, "and its shared memory is freed")
+    worker = gpu_worker(fleet, tiny_llama, in_process=False, engine={"data_parallel_size": 2})
+    assert len(descendants(worker)) > 4
+    kill_with_all(worker)
 
 
 def test_a_worker_that_is_told_to_stop_while_its_model_loads_ends_with_its_engine(

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from engines.gpu_worker import WORK_S, engine_of, gpu_worker, submit
+from engines.gpu_worker import WORK_S, engine_of, gpu_worker, kill_with_all, submit
 from fleet import Fleet, until
 
 from penstock_ledger.model import Job, JobState
@@ -33,7 +32,7 @@ def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands
 ) -> None:
     """500 items, five of them too long. The engine is SIGKILLed; the worker's group gets SIGTERM; another worker is killed.
 
-    Every item has one outcome, no attempt is lost to the deaths, and no engine outlives its worker.
+    Every item has one outcome, no attempt is lost to the deaths, and nothing of an engine outlives its worker (H11).
     """
     fleet.control()
     worker = gpu_worker(fleet, tiny_llama, in_process=False, drain_seconds=1)
@@ -56,13 +55,7 @@ def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands
     assert not engine.is_running()
 
     worker = gpu_worker(fleet, tiny_llama, in_process=False)
-    engine = engine_of(worker)
-    os.kill(worker.popen.pid, signal.SIGKILL)
-    until(
-        lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE,
-        10,
-        "the engine ends with its worker",
-    )
+    kill_with_all(worker)
 
     gpu_worker(fleet, tiny_llama, in_process=True)
     fleet.wait_for(job, JobState.COMPLETED, WORK_S)

@@ -58,6 +58,15 @@ def test_requirements_are_the_projects_own() -> None:
     assert not [line for line in lines if re.match(r"(torch|vllm|transformers|penstock)", line)]
 
 
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_every_image_reads_every_source(file: Path) -> None:
+    """Control feeds a source and workers fetch large documents from it, so each image has what any source needs."""
+    (extras,) = re.findall(r"requirements\.py ([a-z0-9 ]+) >", file.read_text())
+    assert {"s3", "stores", "zstd", "parquet"} <= set(extras.split())
+    names = {re.split(r"[<>=\[;]", line)[0] for line in script(*extras.split()).splitlines()}
+    assert {"boto3", "obstore", "backports.zstd", "pyarrow"} <= names
+
+
 def test_the_image_of_embed_pools_can_load_an_encoder() -> None:
     """Its recipe asks for the extra that brings sentence-transformers and torch, and for nothing that only its own index has:
     an extra made of others is written out."""

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from servers import RedisServer
+from servers import RedisServer, S3Server
 
 from penstock_cli.doctor import checks
 from penstock_cli.doctor import safety as safety_checks
@@ -181,6 +181,20 @@ def test_results_that_cannot_be_written_are_refused(place: str) -> None:
     """A results_url that cannot be written is refused before the first job ends (H13)."""
     found = checks._results(place, None)
     assert (found.verdict, "results_url" in found.fix) == (Verdict.BAD, True)
+
+
+def test_a_bucket_for_parts_is_tried_with_all_that_they_need(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `results_parts` reading, listing and deleting are tried as well, and whether writes can have conditions."""
+    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    client = s3_server.client()
+    client.create_bucket(Bucket="doctors-parts")
+    found = checks._results("s3://doctors-parts/out", s3_server.url, parts=True)
+    assert found.verdict is Verdict.GOOD
+    assert found.seen.endswith("can be written, read, listed and deleted in, with conditional writes")
+    assert "Contents" not in client.list_objects_v2(Bucket="doctors-parts")
 
 
 def test_what_is_accepted_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,21 @@ def test_a_crash_while_a_file_grows_leaves_no_trace(house: House, monkeypatch: p
     assert ids(out) == ["m", "a", "b", "c"]
 
 
+def test_a_table_of_csv_grows_as_well(house: House) -> None:
+    """One header, and a row for each outcome that has come since; a file that was begun as lines stays one."""
+    out = house.folder / "so-far.csv"
+    house.settle("m", dead="x")
+    assert "2 new documents" in house.results("-o", "so-far.csv", "--partial").output
+    house.settle("a")
+    assert "1 new documents" in house.results("-o", "so-far.csv", "--partial", "--escape-formulas").output
+    rows = list(csv.DictReader(io.StringIO(out.read_text())))
+    assert [(row["id"], row["status"], row["text"]) for row in rows] == [
+        ("m", "succeeded", "=hi"), ("x", "failed", ""), ("a", "succeeded", "'=hi"),
+    ]  # fmt: skip
+    more = ("-o", "so-far.csv", "--partial", "--output-format", "jsonl")
+    assert "begun as csv" in str(house.results(*more, status=2).exception)
+
+
 def test_files_that_are_something_else_are_left_alone(house: House) -> None:
     """A file that was not begun so, one of another job and one that was cut are refused with what to do, unchanged."""
     out, note = house.folder / "so-far.jsonl", house.folder / "so-far.jsonl.cursor"
@@ -155,7 +170,7 @@ def test_results_go_into_a_table(house: House) -> None:
         ((), "-o FILE"),
         (("--into", "sqlite:///x.db"), "--table"),
         (("--into", "sqlite:///x.db", "--table", "t", "--partial"), "keeps its own place"),
-        (("-o", "x.csv", "--partial"), "--after start"),
+        (("-o", "x.parquet", "--partial"), "--after start"),
         (("-o", "-", "--partial"), "--after start"),
         (("-o", "x.xlsx"), ".jsonl, .csv or .parquet"),
         (("-o", "x", "--output-format", "xml"), "jsonl, csv, parquet"),

@@ -46,6 +46,23 @@ def request(body: bytes) -> Request:
     return Request("job:doc", "elsewhere", "/v1/chat/completions", body, 10.0)
 
 
+async def test_an_item_counts_as_many_sequences_as_it_asks_for_answers() -> None:
+    """What the server would refuse is left to it, and counts as one."""
+    async with server(LOADED) as url:
+        one = lane(url)
+        try:
+            await one.start()
+            counted = [
+                (await one.prepare(request(b'{"model":"mine","n":%b}' % number))).sequences
+                for number in (b"8", b"1", b"0", b"-3", b"true", b'"4"', b"1e9", b"99999999999", b"null")
+            ]
+            plain = await one.prepare(request(b'{"model":"mine","messages":[{"role":"n","content":"n"}]}'))
+        finally:
+            await one.close()
+    assert counted == [8, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert plain.sequences == 1
+
+
 LOADED = (200, json.dumps({"data": [{"id": 'llama "8b"'}]}))
 
 

@@ -32,10 +32,12 @@ from penstock_ledger import (
     JobState,
     JobStore,
     LiveJobs,
+    MadeWith,
     Meta,
     NewJob,
     NothingToReplay,
     OutcomeStore,
+    Provenance,
     Result,
     Spool,
     SpoolConflict,
@@ -676,3 +678,20 @@ def test_a_purged_job_gets_no_outcomes(db: Database, jobs: JobStore, outcomes: O
     assert losers == {key("late"), key("late too")}
     assert list(outcomes.results("job-b")) == [late[1]]
     assert outcomes.recount("job-a") == outcomes.counts("job-a") == Counts(0, 0, 0, {}, 0, 0, 0, 0)
+
+
+def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) -> None:
+    """However often it is noted, each combination is one entry of its job and generation; a purge takes it along."""
+    first = MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5)
+    second = MadeWith(2, "gpu", "", "1.1", "vllm 0.32.0", usd_per_hour=2.0)
+    other = MadeWith(1, "api", "default", "1.0", "")
+    for name in ("job-a", "job_a"):  # an underscore is no pattern
+        jobs.create(new_job(name), [])
+    store = Provenance(db)
+    store.note([])
+    for _ in range(2):
+        store.note([("job-a", second), ("job-a", first), ("job_a", other)])
+    assert store.of("job-a") == [first, second]
+    jobs.set_state("job-a", JobState.CANCELLED, reason=None, expect={JobState.RUNNING})
+    purge_job(db, "job-a")
+    assert (store.of("job-a"), store.of("job_a")) == ([], [other])

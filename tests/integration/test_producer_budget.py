@@ -104,3 +104,27 @@ def test_the_lane_that_is_not_built_is_refused(producer: Producer) -> None:
     refused = CliRunner().invoke(command_line(), ["worker", "--lane", "batch"])
     assert isinstance(refused.exception, UnknownLane)
     assert refused.exception.exit_status == 2
+
+
+def test_a_job_that_would_cost_more_than_its_budget_is_told_or_refused(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From its first documents, before anything is spent: a warning, or nothing is accepted, as the job asks."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(f'{{"id": {number}, "text": "{"x" * 400}"}}\n' for number in range(2_000)))
+    spec = SPEC | {"params": {"max_tokens": 100}}  # about 2,000 x (120 + 100) tokens
+    priced = {"default": ProviderFacts(usd_per_mtok_in=10, usd_per_mtok_out=10)}
+    with Producer(ProducerSettings(database_url=url, providers=priced)) as producer:
+        with pytest.raises(
+            SpecError, match=r"/budget_usd: the job may cost about 4\.\d USD.*its budget is 2 USD"
+        ) as refused:
+            producer.submit(path, spec | {"over_budget": "refuse"}, job_key="j")
+        assert refused.value.problems[0].code == "budget_below_estimate"
+        assert caplog.messages == []
+        assert producer.submit(path, spec | {"over_budget": "refuse", "budget_usd": 6}, job_key="j").total == 2_000
+        assert caplog.messages == []
+        assert producer.submit(path, spec, job_key="k").total == 2_000
+        assert len(caplog.messages) == 1
+        assert "would be paused on the way" in caplog.messages[0]
+        assert producer.submit(path, spec, job_key="k").total == 2_000  # known already: it is not read again
+        assert len(caplog.messages) == 1

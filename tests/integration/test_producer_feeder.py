@@ -26,7 +26,7 @@ from penstock_ledger import (
 from penstock_ledger.in_redis.redis_scripts import Scripts
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState, Result
 from penstock_producer import JobSpec, Producer
-from penstock_producer.errors import JobCancelled, SourceChanged
+from penstock_producer.errors import JobCancelled, SourceChanged, SourceUnavailable
 from penstock_producer.feed import feeder as feeder_module
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.leased_feed import open_feeder
@@ -441,3 +441,24 @@ def test_a_replay_that_cannot_be_applied_ends_as_a_dead_letter(house: House) -> 
     step = house.feeder(job, generation=2).step(10)
     assert (step.published, step.refused, step.exhausted) == (1, 1, True)
     assert house.outcomes.counts(job.job_id).dead_by_reason == {"prompt_not_found": 1}
+
+
+def test_an_image_that_goes_after_the_submit_holds_the_feed(house: House) -> None:
+    """Its document is not lost: the feed stops before it, and goes on once the image is back."""
+    image = house.folder / "a.png"
+    image.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(20))
+    spec = JobSpec(prompt="{id}", model="m", image_fields=["image"], max_bad_rows=1)
+    lines = [
+        {"id": "a", "image": "a.png"},
+        {"id": "b", "image": "none.png"},
+        {"id": "c", "image": "https://host/x.png"},
+    ]
+    job = house.submit(lines, spec)
+    assert [letter.reason for letter in house.outcomes.dead_letters(job.job_id)] == ["media_unavailable"]
+    image.rename(house.folder / "kept.png")
+    with pytest.raises(SourceUnavailable, match="line 1: media_unavailable"):
+        house.feeder(job).step(10)
+    assert house.queued() == []
+    (house.folder / "kept.png").rename(image)
+    step = house.feeder(job).step(10)
+    assert (step.published, step.refused, step.exhausted) == (2, 1, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
 from penstock_producer.sources.blobs import s3
 from penstock_producer.sources.open import unchanged
+from penstock_producer.sources.texts import segments
 from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
@@ -134,3 +136,69 @@ def test_a_prefix_of_several_formats_is_one_source(
     assert not unchanged(found.pin, "s3://docs/night/", settings)
     with pytest.raises(SourceChanged):
         list(open_source(found.pin, SPEC, settings).documents({}))
+
+
+def test_a_prefix_of_texts_is_a_document_each(
+    client: Any, settings: ProducerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects are listed and read in the order of their names, a feeder begins at any, and a replaced one is never read."""
+    monkeypatch.setattr(segments, "SEGMENT", 10)
+    names = [f"{number // 10}/{number:03}.txt" for number in range(35)] + ["9/\u00fc +?#%41.txt"]
+    for name in names:
+        client.put_object(Bucket="docs", Key=f"notes/{name}", Body=f"text of {name}".encode())
+    client.put_object(Bucket="docs", Key="notes/9/bad.txt", Body=b"\xff")
+    found = survey(open_source("s3://docs/notes/", SPEC, settings), SPEC.model_copy(update={"max_bad_rows": 1}))
+    assert [(refusal.doc_id, refusal.row.code) for refusal in found.refused] == [("9/bad.txt", "invalid_encoding")]
+    source = open_source(json.loads(json.dumps(found.pin)), SPEC, settings)
+    documents = [row for row in source.documents({}) if isinstance(row, Document)]
+    assert [document.doc_id for document in documents] == names
+    assert list(source.documents(documents[24].cursor))[:10] == documents[25:35]
+    assert source.fetch(documents[-1].position).body == documents[-1].body
+    assert unchanged(found.pin, "s3://docs/notes/", settings)
+    client.put_object(Bucket="docs", Key="notes/1/015.txt", Body=b"other")
+    with pytest.raises(SourceChanged, match=r"files 11 to 20"):
+        list(source.documents({}))
+    with pytest.raises(SourceChanged):
+        source.fetch(documents[15].position)
+
+
+def test_a_machine_without_boto3_pauses_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that is missing is named, as what can be put right: a control loop pauses such a job and does not fail it."""
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(SourceUnavailable, match=r"pip install penstock\[s3\]"):
+        open_source(URI, SPEC)
+
+
+def test_images_lie_beside_the_object_or_in_allowed_buckets(client: Any, settings: ProducerSettings) -> None:
+    """Objects below the source's prefix go into requests; others, missing ones and files of this machine do not."""
+    png = b"\x89PNG\r\n\x1a\n" + bytes(20)
+    spec = JobSpec(model="m", prompt="{id}", image_fields=["image"])
+    for key in ("jobs/im g/a.png", "elsewhere/b.png"):
+        client.put_object(Bucket="docs", Key=key, Body=png)
+    names = [
+        "im g/a.png",
+        "s3://docs/jobs/im%20g/a.png",
+        "s3://docs/elsewhere/b.png",
+        "none.png",
+        "/etc/passwd",
+        "../elsewhere/b.png",
+    ]
+    lines = [json.dumps({"id": f"d{number}", "image": name}) for number, name in enumerate(names)]
+    client.put_object(Bucket="docs", Key="jobs/in.jsonl", Body="\n".join(lines).encode())
+
+    def codes(found: ProducerSettings) -> list[str]:
+        rows = open_source("s3://docs/jobs/in.jsonl", spec, found).documents({})
+        return ["" if isinstance(row, Document) else row.code for row in rows]
+
+    gone, shut = "media_unavailable", "media_forbidden"
+    assert codes(settings) == ["", "", shut, gone, shut, shut]
+    wider = settings.model_copy(update={"source_roots": ("s3://docs",)})
+    assert codes(wider) == ["", "", "", gone, shut, shut]
+    lenient = spec.model_copy(update={"max_bad_rows": 9})
+    found = survey(open_source("s3://docs/jobs/in.jsonl", lenient, settings), lenient)
+    again = open_source(found.pin, spec, settings)
+    (first, *_) = [row for row in again.documents({}) if isinstance(row, Document)]
+    assert again.fetch(first.position).body == first.body
+    client.delete_object(Bucket="docs", Key="jobs/im g/a.png")
+    with pytest.raises(SourceUnavailable, match="no such file"):
+        again.fetch(first.position)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from servers import RedisServer
 
 from penstock_ledger import ItemKey, Publish, RedisLedger, keys
-from penstock_ledger.in_redis.queue_book import IDLE_S, QUEUES_MAX
+from penstock_ledger.in_redis.queue_book import (
+    FOUND_BELIEVED_S,
+    FOUND_SHOWN_MAX,
+    IDLE_S,
+    QUEUES_MAX,
+    WORKER_QUEUES_MAX,
+)
+from penstock_producer.feed.served import Served
 from penstock_producer.feed.wire import encode_item, item_tag
 from penstock_workers.broker.lease_scripts import return_leases_of_the_dead
+from penstock_workers.control.feeds.found_adapters import FoundAdapters
+from penstock_workers.lanes.registry import home_queue, served_by
+from penstock_workers.served_model import ServedModel
+from penstock_workers.settings import WorkerSettings
 
 LANE = "penstock.gpu"
 TINY1, TINY2 = f"{LANE}.tiny1", f"{LANE}.tiny2"
@@ -69,6 +81,60 @@ def test_empty_queues_are_forgotten_after_a_while(hot: RedisLedger, client: Any)
             client.zincrby(keys.queues(LANE), -2 * IDLE_S, name)
     assert hot.queues.forget_idle(LANE) == 1
     assert set(hot.queues.of(LANE)) == {LANE, *names[1:]}
+
+
+def test_what_waits_for_found_adapters_is_shown_to_an_autoscaler(hot: RedisLedger, client: Any) -> None:
+    """As the length of one key for each model, and after the last worker is gone; a withdrawn adapter counts no longer."""
+    legal, tax, other = (f"{LANE}.{name}" for name in ("legal", "tax", "other"))
+    hot.queues.note(LANE, [legal, tax, other], by_worker=True)
+    hot.queues.note_found(LANE, TINY1, [legal, tax])
+    hot.queues.note_found(LANE, TINY2, [other])
+    publish(hot, legal, *(f"l{number}" for number in range(3000)))
+    publish(hot, tax, "t1", "t2")
+    publish(hot, TINY1, "counted by its own name")
+    FoundAdapters(hot).look()
+    assert client.llen(keys.found_waiting(TINY1)) == 3002
+    assert not client.exists(keys.found_waiting(TINY2))
+    hot.queues.note_found(LANE, TINY1, [tax])
+    looks = FoundAdapters(hot)
+    looks.look()
+    assert client.llen(keys.found_waiting(TINY1)) == 2
+    hot.queues.note_found(LANE, TINY1, [])
+    looks._next_at = 0.0
+    looks.look()
+    assert not client.exists(keys.found_waiting(TINY1))
+    assert hot.queues.found(LANE) == {other: TINY2}
+
+
+async def test_a_worker_notes_the_adapters_that_its_settings_do_not_name(hot: RedisLedger) -> None:
+    """Those that an autoscaler's configuration knows are not counted twice; what is withdrawn is forgotten."""
+    settings = WorkerSettings.load(lane="gpu", gpu={"model": "/models/tiny1", "lora": {"known": "/loras/known"}})
+    loads = served_by(settings)
+    assert loads is not None
+    gate: Any = SimpleNamespace(open=lambda _: None)
+    model = ServedModel(settings, loads, hot, gate, consume=None, announce=lambda: None)
+    await model.open(lambda: Served(loads.names, ("known", "legal")))
+    try:
+        assert hot.queues.found(LANE) == {f"{LANE}.legal": home_queue(settings)}
+        model._take_up(loads)
+        model.note_queues()
+        assert hot.queues.found(LANE) == {}
+    finally:
+        await model.close()
+
+
+def test_what_a_stranger_writes_among_found_adapters_is_passed_over(hot: RedisLedger, client: Any) -> None:
+    """Names that are no queues of the lane are read by none, a key of another type is replaced, and the number is bounded."""
+    client.hset(
+        keys.found(LANE), mapping={"penstock.api": TINY1, TINY1: "penstock:epoch", b"\xff": TINY1, TINY2: TINY1}
+    )
+    assert hot.queues.found(LANE) == {TINY2: TINY1}
+    client.set(keys.found_waiting(TINY1), "text")
+    hot.queues.show_found(TINY1, 10**9)
+    assert client.llen(keys.found_waiting(TINY1)) == FOUND_SHOWN_MAX
+    assert 0 < client.ttl(keys.found_waiting(TINY1)) <= FOUND_BELIEVED_S
+    hot.queues.note_found(LANE, TINY1, [f"{LANE}.a{number}" for number in range(WORKER_QUEUES_MAX + 50)])
+    assert client.hlen(keys.found(LANE)) == WORKER_QUEUES_MAX
 
 
 def test_a_message_moves_once_its_holder_has_let_go(hot: RedisLedger, client: Any) -> None:

@@ -39,8 +39,10 @@ def test_what_would_fail_at_the_end_is_refused_at_the_start(tmp_path: Path) -> N
         for flags, says in (
             ((*into, "--into-table", "summaries"), "unique constraint"),
             (into, "give both"),
-            (("--output-format", "xlsx"), "parquet or csv"),
+            (("--output-format", "xlsx"), "'csv' or 'parquet'"),
+            (("--into", "postgresql://me:hidden@h/shop", "--into-table", "t"), "write env:NAME"),
         ):
             status, told = machine.penstock(*machine.run_arguments(provider, *flags))
             assert (status, says in " ".join(told.split())) == (2, True), told
+            assert "hidden" not in told
         assert provider.stats()["requests"] == 0

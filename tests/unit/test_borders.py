@@ -12,7 +12,8 @@ from penstock_ledger.model import FeedKind, NewJob
 from penstock_producer import JobSpec, Producer, SourceError, SpecError
 from penstock_producer.job.borders import Borders, DoorSettings
 from penstock_producer.settings import ProducerSettings
-from penstock_workers.errors import EndpointRefused
+from penstock_workers.errors import EndpointRefused, PricesMissing
+from penstock_workers.item.attempt import JobView
 from penstock_workers.item.run.jobs import read_job
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -52,6 +53,19 @@ def test_an_operator_can_allow_them() -> None:
         borders.check(JobSpec(provider="paid"))
     with pytest.raises(SpecError, match=r"hook_modules allows corp\.hooks"):
         borders.check(JobSpec(preprocess="corp.hooks_of_another:f"))
+
+
+def test_a_fallback_is_no_way_around_the_providers_of_a_door() -> None:
+    """A model of a provider that the door does not allow is refused, also where the door has not heard of that provider."""
+    borders = Borders(DoorSettings(providers=("default",), max_attempts=4))
+    borders.check(JobSpec(fallback=["large", "default/meta/llama"]))
+    Borders().check(JobSpec(fallback=["paid/large"]))
+    with pytest.raises(
+        SpecError, match=r"/fallback: 'paid/large' is refused at this door.*doors\.providers allows default"
+    ):
+        borders.check(JobSpec(fallback=["paid/large"]))
+    with pytest.raises(SpecError, match=r"/schema_repairs: .*doors\.max_attempts allows 4"):
+        borders.check(JobSpec(schema_repairs=5))
 
 
 def test_workers_import_no_hooks_by_default() -> None:
@@ -104,6 +118,25 @@ def test_a_worker_sends_its_key_to_no_other_path(tmp_path: Path) -> None:
     with pytest.raises(EndpointRefused, match=r"providers\.default\.endpoints"):
         read_job(jobs, settings)("job_x")
     database.close()
+
+
+def test_a_worker_asks_each_model_of_a_job_as_its_own_provider_says(tmp_path: Path) -> None:
+    """A fallback has the key, the price and the rights of its provider; where one has no price, a budget would not hold."""
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    cheap = ProviderSettings(usd_per_mtok_in=1, usd_per_mtok_out=1)
+    settings = WorkerSettings(database_url=url, providers={"default": cheap, "free": ProviderSettings()})
+    with Producer(settings) as producer:
+        spec = JobSpec(model="small", fallback=["org/middle", "free/large"])
+        job = producer.open_job(spec)
+        limited = producer.open_job(spec.model_copy(update={"budget_usd": 5.0}))
+        view: JobView | None = read_job(producer._jobs, settings)(job.job_id)
+        with pytest.raises(PricesMissing, match="free"):
+            read_job(producer._jobs, settings)(limited.job_id)
+    chain = []
+    while view is not None:
+        chain.append((view.spec.provider, view.spec.model, view.provider.usd_per_mtok_in))
+        view = view.fallback
+    assert chain == [("default", "small", 1), ("default", "org/middle", 1), ("free", "large", 0)]
 
 
 def test_a_forged_pin_is_no_source(tmp_path: Path) -> None:

@@ -198,6 +198,20 @@ def test_flags_of_one_worker_are_read_as_they_were_given() -> None:
     assert parse_pairs("--engine", [flag.removeprefix("--engine=") for flag in flags[5:]]) == given
 
 
+def test_a_place_of_adapters_reaches_the_worker_and_each_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--lora-from` is the setting gpu.lora_from; another lane has none, and says so by the flag's own name."""
+    started: list[Any] = []
+    monkeypatch.setattr("penstock_workers.__main__.run_worker", lambda *_, hosted, **__: started.append(hosted))
+    monkeypatch.setattr("penstock_cli.doctor.worker.check", started.append)
+    command.worker("gpu", model="/models/llama", lora_from="s3://models/loras/")
+    settings, hosted = started
+    assert settings.gpu.lora_from == "s3://models/loras"
+    assert hosted == {"model": "/models/llama", "lora_from": "s3://models/loras/"}
+    assert command._flags("gpu", None, hosted)[2:] == ["--model=/models/llama", "--lora-from=s3://models/loras/"]
+    with pytest.raises(UsageProblem, match="--lora-from is for workers of lane gpu, and this one serves lane embed"):
+        command.worker("embed", model="/models/bge", lora_from="/loras")
+
+
 def test_two_tensor_parallel_sizes_are_refused() -> None:
     """Which of the two is meant cannot be known."""
     with pytest.raises(UsageProblem, match="--tensor-parallel 2 and --engine tensor_parallel_size=4 differ"):

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
-from penstock_cli.run.dry_run import Estimate, estimate
+from penstock_cli.run.dry_run import estimate
+from penstock_producer.estimates import Estimate
 from penstock_producer.sources import Document
 
 RUN = [
@@ -89,3 +90,22 @@ def test_a_dry_run_refuses_what_a_run_refuses(folder: Path) -> None:
     (folder / "docs.jsonl").write_text('{"id": "a"\n')
     error = CliRunner().invoke(command_line(), [*RUN, "--dry-run"]).exception
     assert "invalid_json" in str(error)
+
+
+def test_a_budget_below_the_estimate_is_told(folder: Path) -> None:
+    """Before anything is spent; a dry run says what it would come to, and what --over-budget would do."""
+    prices = ["--param", "max_tokens=20", "--usd-per-mtok-in", "1000", "--usd-per-mtok-out", "1000"]
+    told = CliRunner().invoke(command_line(), [*RUN, "--dry-run", *prices, "--budget-usd", "3"])
+    assert told.exit_code == 0, told
+    assert "and its budget is 3 USD: it would be paused on the way (--over-budget warn)" in told.output
+    enough = CliRunner().invoke(command_line(), [*RUN, "--dry-run", *prices, "--budget-usd", "3000"])
+    assert "budget is" not in enough.output
+
+
+def test_estimates_assume_what_the_rate_limiter_assumes() -> None:
+    """The producer imports no rate limiter, and their first guesses are the same."""
+    from penstock_producer import estimates
+    from penstock_ratelimit.estimates import estimator
+
+    assert estimates.CHARS_PER_TOKEN == estimator.CHARS_PER_TOKEN
+    assert estimates.DEFAULT_OUTPUT_TOKENS == estimator.DEFAULT_OUTPUT_TOKENS

@@ -42,6 +42,8 @@ def test_the_same_job_and_an_empty_folder_are_fine(tmp_path: Path) -> None:
 
 def test_results_are_not_written_among_the_sources(tmp_path: Path) -> None:
     """A folder that is read as one job is no place for its results, which would be read the next time."""
-    with pytest.raises(UsageProblem, match="would be sources of the next run"):
-        files.probe(str(tmp_path), f"{tmp_path}/")
-    files.probe(str(tmp_path / "out"), f"{tmp_path}/")
+    for out in (tmp_path, tmp_path / "out", tmp_path / "deep" / "out"):
+        with pytest.raises(UsageProblem, match="would be sources of the next run"):
+            files.probe(str(out), f"{tmp_path}/")
+    for out in (tmp_path / "_out", tmp_path / ".out" / "x"):
+        files.probe(str(out), f"{tmp_path}/")

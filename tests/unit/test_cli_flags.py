@@ -138,6 +138,10 @@ def test_flags_say_whose_job_it_is_and_how_urgent() -> None:
         ({"prompt": "Say {text}"}, r"--model"),
         ({"endpoint": "v1/x"}, r"--endpoint: 'v1/x'"),
         ({"budget_usd": -1.0}, r"--budget-usd: -1.0"),
+        ({"fallback": ["a"] * 5}, r"--fallback: .*at most 4"),
+        ({"fallback": ["a"], "fallback_on": ["bad luck"]}, r"--fallback-on 0: 'bad luck' .*'content_filter'"),
+        ({"fallback_on": ["timeout"]}, r"--fallback-on: it needs models"),
+        ({"schema_repairs": 11}, r"--schema-repairs: 11"),
     ],
 )
 def test_an_unusable_flag_is_named_as_it_was_typed(given: dict[str, Any], told: str) -> None:
@@ -163,6 +167,38 @@ def test_only_the_provider_of_the_job_is_kept() -> None:
         default=ProviderSettings(base_url="http://a"), other=ProviderSettings(api_key_env="UNSET_KEY")
     )
     assert list(with_provider(configured, "default", ProviderFlags()).providers) == ["default"]
+
+
+def test_a_provider_that_a_fallback_names_is_kept_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`penstock run --fallback dear/large` takes that provider along; a model with a slash in its name is no provider."""
+    dear = ProviderSettings(base_url="http://b", api_key_env="DEAR_KEY")
+    configured = settings(default=ProviderSettings(base_url="http://a"), dear=dear, third=dear)
+    fallback = ["dear/large", "meta/llama"]
+    monkeypatch.setenv("DEAR_KEY", "k")
+    assert list(with_provider(configured, "default", ProviderFlags(), fallback).providers) == ["default", "dear"]
+    monkeypatch.delenv("DEAR_KEY")
+    with pytest.raises(UsageProblem, match="DEAR_KEY, which is not set"):
+        with_provider(configured, "default", ProviderFlags(), fallback)
+
+
+def test_models_to_fall_back_on_are_typed_one_by_one() -> None:
+    """In their order; left out, there are none, also where an empty list comes from the command line."""
+    spec = job_spec(flags(fallback=["b", "c/d"], fallback_on=["context_overflow"], schema_repairs=0))
+    assert (spec.fallback, spec.fallback_on, spec.schema_repairs) == (["b", "c/d"], ["context_overflow"], 0)
+    plain = job_spec(flags(fallback=[], fallback_on=[]))
+    assert (plain.fallback, plain.fallback_on, plain.schema_repairs) == (None, None, 2)
+
+
+def test_a_schema_is_a_file_or_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--response-schema` takes a path, or the import path of a Pydantic model in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models_of_flags.py").write_text("from pydantic import BaseModel\nclass A(BaseModel):\n    x: int\n")
+    (tmp_path / "answer.json").write_text('{"type":"object"}')
+    assert job_spec(flags(response_schema=Path("answer.json"))).response_schema == {"type": "object"}
+    model = job_spec(flags(response_schema=Path("models_of_flags:A"))).response_schema
+    assert (model or {})["properties"]["x"]["type"] == "integer"
+    with pytest.raises(UsageProblem, match="--response-schema models_of_flags:B: B is not in models_of_flags"):
+        job_spec(flags(response_schema=Path("models_of_flags:B")))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,69 @@ def test_control_characters_of_documents_reach_no_terminal(folder: Path) -> None
     rows(folder, json.dumps({"id": "a", "text": "\x1b[31mred"}))
     done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT])
     assert "\x1b" not in done.output
+
+
+def test_what_options_change_is_shown(folder: Path) -> None:
+    """Rows that were cut, tokens that compression saves, and the examples by their digest, for people and for programs."""
+    rows(folder, *(json.dumps({"id": f"d{number}", "text": "a" + " " * 400 + "b" * number}) for number in range(3)))
+    (folder / "shots.jsonl").write_text('{"input": {"text": "x"}, "output": "y"}\n\n{"input": "z", "output": [1]}\n')
+    typed = [
+        "preview",
+        "docs.jsonl",
+        *PROMPT,
+        "--truncate",
+        "text=402",
+        "--compress-prompt",
+        "--examples",
+        "shots.jsonl",
+    ]
+    done = CliRunner().invoke(command_line(), typed)
+    assert (done.exit_code, done.exception) == (0, None), done.output
+    assert "cut by --truncate: text in 1 row" in done.output
+    assert "--compress-prompt saves about 300 tokens" in done.output
+    assert "2 examples in each request, sha256 " in done.output
+    assert '"content": "[1]"' in done.output
+    found = json.loads(CliRunner().invoke(command_line(), [*typed, "--json"]).output)
+    assert (found["rows_cut"], found["tokens_saved"]) == ({"text": 1}, 300)
+
+
+def test_a_budget_is_shown_in_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the prices of the settings; nothing is said where they are not known."""
+    rows(folder, *(json.dumps({"id": f"d{number}", "text": "x" * 4_000}) for number in range(3)))
+    typed = ["preview", "docs.jsonl", *PROMPT, "--param", "max_tokens=1000", "--budget-usd", "2"]
+    assert "pays for" not in CliRunner().invoke(command_line(), typed).output
+    for name in ("IN", "OUT"):
+        monkeypatch.setenv(f"PENSTOCK_PROVIDERS__DEFAULT__USD_PER_MTOK_{name}", "10")
+    done = CliRunner().invoke(command_line(), typed)
+    assert (done.exit_code, done.exception) == (0, None), done.output
+    assert re.search(
+        r"they cost about \$0\.06\d*; the budget of \$2\.00 pays for about 9\d requests like them", done.output
+    )
+
+
+def test_examples_that_cannot_be_read_are_named_with_their_line(folder: Path) -> None:
+    """By a flag as in a job spec file; before a row is read."""
+    rows(folder, '{"id": "a", "text": "x"}')
+    (folder / "shots.jsonl").write_text('{"input": "a", "output": "b"}\n{"input": \n')
+    done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT, "--examples", "shots.jsonl"])
+    assert str(done.exception).startswith("--examples shots.jsonl line 2: ")
+    (folder / "night.yaml").write_text("source: docs.jsonl\nmodel: m\nprompt: '{text}'\nexamples: shots.jsonl\n")
+    done = CliRunner().invoke(command_line(), ["preview", "night.yaml"])
+    assert "night.yaml line 4, field examples: 'shots.jsonl' line 2: " in str(done.exception)
+    (folder / "shots.jsonl").write_text('{"input": {"txt": 1}, "output": "b"}\n')
+    done = CliRunner().invoke(command_line(), ["preview", "night.yaml"])
+    assert "field examples.0.input: The prompt uses the column 'text'" in str(done.exception)
+
+
+def test_images_are_shown_by_their_size_and_are_no_tokens_of_text(folder: Path) -> None:
+    """A terminal gets no base64, and the estimate counts text alone."""
+    (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(300_000))
+    rows(folder, '{"id": "a", "text": "x", "image": "a.png"}')
+    done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT, "--image-field", "image", "--json"])
+    found = json.loads(done.output)["requests"][0]
+    assert found["tokens_in"] < 100
+    assert len(found["body"]["messages"][0]["content"][1]["image_url"]["url"]) > 400_000
+    done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT, "--image-field", "image"])
+    assert (done.exit_code, done.exception) == (0, None), done.output
+    assert '"url": "data:image/png;base64,iVBORw0KGgoAAAAA' in done.output
+    assert len(done.output) < 2_000

@@ -14,12 +14,14 @@ from penstock_cli.show.figures import COUNT_SHARE, Counter, JobFigures, KeptFigu
 from penstock_cli.show.progress import LINE_EVERY_S, Lines, line, panel
 from penstock_cli.show.report import build, show
 from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
+from penstock_ledger import MadeWith
 from penstock_ledger.model import Counts, Job, JobState
 
 FIELDS = [
     *("job", "state", "total", "succeeded", "succeeded_after_retry", "dead", "skipped", "calls", "retries"),
     *("rate_limited", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "items_per_second"),
-    *("dead_by_reason", "retried_by_reason", "provider_cost_usd", "gpu_cost_usd"),
+    *("dead_by_reason", "retried_by_reason", "provider_cost_usd", "gpu_cost_usd", "rows_cut", "tokens_saved"),
+    *("repairs", "fallbacks", "spec_digest", "made_with", "deduplicated", "cached"),
 ]
 
 
@@ -47,6 +49,23 @@ def test_report_json_has_the_promised_fields_in_order(tmp_path: Path) -> None:
     assert stored["job"] == "reviews"
     assert (stored["cost_usd"], stored["items_per_second"], stored["calls"]) == (1.5, 2.5, 12)
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_the_report_says_what_was_asked_again_and_what_made_the_results() -> None:
+    """Repairs and fallbacks stand beside retries where there are any; release, provider and prices are said once."""
+    console = Console(file=io.StringIO(), width=140, highlight=False)
+    made = [MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5), MadeWith(2, "api", "default", "1.0", "", 0.5, 1.5)]
+    made.append(MadeWith(2, "gpu", "", "1.1", "vllm 0.32.0", usd_per_hour=2.0))
+    report = build(job(), counts(), stats={"repairs": 5, "fallbacks": 2}, seconds=4.0, made_with=made)
+    show(report, console, dlq_command="")
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "0 rate limited · 5 asked again for the schema · 2 asked of another model" in text
+    assert text.count("made with Penstock 1.0 · provider default") == 1
+    assert "made with Penstock 1.1 · vllm 0.32.0" in text
+    assert json.loads(json.dumps(report.to_json()))["made_with"][2]["usd_per_hour"] == 2.0
+    show(build(job(), counts(), stats={}), console, dlq_command="")
+    assert console.file.getvalue().count("asked") == 2
 
 
 def test_exit_status_follows_the_outcome() -> None:
@@ -146,6 +165,8 @@ def test_kept_figures_survive_and_add_up(tmp_path: Path) -> None:
         "retries": 5,
         "rate_limited": 0,
         "skipped": 0,
+        "repairs": 0,
+        "fallbacks": 0,
         "retried:timeout": 5,
     }
     path.write_text("{]")

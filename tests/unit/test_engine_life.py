@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 from fleet import until
 
-from penstock_workers.celery_app import drain
 from penstock_workers.celery_app.ending import Ending
 from penstock_workers.errors import InvalidFailpoint
 from penstock_workers.failpoints import Failpoints, PlayedDeviceError
 from penstock_workers.lanes.engine_life.device_errors import is_lost
 from penstock_workers.lanes.engine_life.failing import FailureRun
 from penstock_workers.lanes.engine_life.stall import LEAST_S, LOOK_S, StepWatch, longest_step_s
-from penstock_workers.lanes.gpu.engine import child_engine, in_process_engine, processes
+from penstock_workers.lanes.gpu.engine import processes
 from penstock_workers.lanes.gpu.engine.guard import Guard
 from penstock_workers.lanes.gpu.plugin import NAME, PLUGINS_VARIABLE, load_in_engines
 
@@ -137,11 +136,6 @@ def test_a_worker_that_can_do_nothing_more_ends_with_a_status_that_says_so(
     assert (made.status, sent) == (1, [signal.SIGTERM])
     assert "the encoder's device is lost; this worker gives back what it holds" in caplog.text
     assert "again" not in caplog.text
-
-
-def test_an_engine_may_end_before_its_worker_is_given_up() -> None:
-    """The pool waits for the engine for longer than the engine waits for vLLM, the killing of its processes included (H12)."""
-    assert max(child_engine.SHUTDOWN_S + processes.GONE_S, in_process_engine.STOP_S) <= drain.STOP_TIMEOUT_S
 
 
 def test_a_list_of_plugins_does_not_leave_ours_out(monkeypatch: pytest.MonkeyPatch) -> None:

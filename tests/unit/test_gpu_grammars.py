@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock_workers.lanes.gpu.children import grammars
 from penstock_workers.lanes.gpu.children.grammar_child import next_token
 from penstock_workers.lanes.gpu.children.grammars import GrammarCheck
+from penstock_workers.lanes.gpu.children.line_child import NoChild
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 
 CONFIG = SimpleNamespace(model_config=None, structured_outputs_config=None)
@@ -113,6 +114,37 @@ async def test_a_schema_deeper_than_json_is_written_is_refused(check: GrammarChe
         deep = {"a": deep}
     with pytest.raises(RequestRefused, match=r"the JSON schema .* cannot be used"):
         await check.check(SimpleNamespace(structured_outputs=SimpleNamespace(json=deep)), "job")
+
+
+async def test_a_child_that_does_not_start_is_started_later(
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then patterns pass untried, and none is taken for tried; the pauses grow, and a start that succeeds ends them."""
+    now = 100.0
+    monkeypatch.setattr(grammars, "time", SimpleNamespace(monotonic=lambda: now))
+    tries: list[float] = []
+
+    async def fail(_program: str, _facts: bytes) -> Child:
+        tries.append(now)
+        raise NoChild("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Child, "start", fail)
+        for now in range(100, 1100):  # noqa: B007 - the clock of the check
+            await check.check(pattern("a*"), "job")
+    assert tries == [100, 105, 120, 180, 480, 780, 1080]
+    now = 1379
+    await check.check(pattern("a*"), "job")
+    now = 1380
+    with pytest.raises(RequestRefused, match="takes longer"):
+        await check.check(pattern("a*"), "job")
+    with monkeypatch.context() as patch:
+        patch.setattr(Child, "start", fail)
+        await check.check(pattern("b"), "job")
+        now = 1385
+        await check.check(pattern("b"), "job")
+    assert tries[-2:] == [1380, 1385]
+    await check.close()
 
 
 @given(st.sets(st.integers(0, 199), min_size=1), st.integers(0, 30))

@@ -291,7 +291,8 @@ async def test_what_is_no_fault_of_the_request_is_tried_again(children: Children
     """A process of the parsers that dies before the engine is asked makes no dead letter at the first try."""
     lane = GpuLane(WorkerSettings(lane="gpu", gpu=GpuSettings(model="m", tool_parser="hermes")), give_up=pytest.fail)
     await lane._parsers.start(CONFIG)
-    lane._host.calls = SimpleNamespace(build=lambda _: (call(tools=[{}], tool_choice="auto"), 5))  # type: ignore[assignment]
+    calls = SimpleNamespace(build=lambda _: (call(tools=[{}], tool_choice="auto"), 5), decodes_media=False)
+    lane._host.calls = calls  # type: ignore[assignment]
     children.answer = lambda _: EOFError()
     prepared = await lane.prepare(Request("tag", "default", "/v1/chat/completions", b"{}", 10.0))
     assert prepared.refused is not None

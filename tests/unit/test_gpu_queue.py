@@ -48,6 +48,31 @@ async def test_an_empty_engine_gets_all_it_can_run_and_a_buffer() -> None:
     await end(waiting)
 
 
+async def test_an_item_of_several_answers_takes_as_many_places() -> None:
+    """An engine runs sequences: with eight to each item it is full after an eighth of the items; one that is wider than the
+    engine enters too."""
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=0)
+    tasks = [asyncio.create_task(queue.enter(10, sequences=8)) for _ in range(50)]
+    await turns()
+    inside = [task for task in tasks if task.done()]
+    assert len(inside) == 16  # 125 sequences, and what is left of the last item
+    assert queue.inside == 128
+    queue.leave(inside[0].result())
+    await turns()
+    assert queue.inside == 128
+    await end([task for task in tasks if not task.done()])
+    for task in inside[1:]:
+        queue.leave(task.result())
+    late = tasks[16].result()
+    queue.leave(late)
+    assert queue.inside == 0
+    wide = await queue.enter(10, sequences=1_000)
+    assert queue.inside == 1_000
+    queue.leave(wide)
+    assert queue.inside == 0
+
+
 async def test_nobody_enters_while_there_is_no_engine() -> None:
     """Items wait until an engine opens, and again after it closes."""
     queue = EngineQueue()

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt
+from msgspec import structs
 from prometheus_client import generate_latest
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_workers.item.attempt import NOTHING_SPENT, Settled, Spent
+from penstock_workers.item.attempt import Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.item.settling.tally import OutcomeTally
+from penstock_workers.item.spent import NOTHING_SPENT, Spent
 from penstock_workers.lanes.embed.encoding.figures import BatchFigures
 from penstock_workers.lanes.gpu.engine.figures import EngineFigures
 from penstock_workers.lanes.lane_figures import BOUND_BY, bound_figures, engine_figures
@@ -61,6 +63,19 @@ def test_each_outcome_is_counted_once_by_its_name() -> None:
     tally.settled(group)
     assert set(tally.items.values()) == {1}
     assert before == set(tally.items), "every series is there from the start, or its first increase would be lost"
+
+
+def test_an_answer_that_was_taken_is_no_call_and_waiting_for_one_is_no_failed_try() -> None:
+    """Equal requests show up as such: alarms about retries and the times of calls are about calls."""
+    tally = OutcomeTally(["default"])
+    taken = structs.replace(RESULT, reason="dedup", calls=0, latency_ms=0)
+    tally.settled([settled(Done(taken), calls=0), settled(Retry(1.0, "same_request: x", counted=False), calls=0)])
+    shown = found(tally.figures("api"))
+    assert shown["penstock_reused_total", "api", "dedup"] == 1
+    assert shown["penstock_reused_total", "api", "cache"] == 0
+    assert shown["penstock_retries_total", "api", "uncounted"] == 0
+    assert not any(name == "penstock_failed_tries_total" for name, *_ in shown)
+    assert sum(shown["penstock_call_seconds", "api"].counts) == 0
 
 
 def test_a_group_adds_up_to_what_was_sent_and_spent() -> None:

@@ -136,7 +136,7 @@ def test_files_of_another_format_are_named(tmp_path: Path, magic: bytes, fix: st
         list(open_source(write(tmp_path, magic + b"rest\n"), SPEC).documents({}))
 
 
-@pytest.mark.parametrize("name", ["data.xlsx", "data.jsonl.xz", "gs://bucket/key", "https://host/x.jsonl"])
+@pytest.mark.parametrize("name", ["data.xlsx", "data.jsonl.xz", "ftp://host/key", "https://host/x.jsonl"])
 def test_other_formats_and_schemes_are_named(name: str) -> None:
     """What is not read is refused by name instead of by a million bad rows."""
     with pytest.raises(SourceError, match=r"unsupported_(format|source)"):

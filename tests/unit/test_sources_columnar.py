@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import json
@@ -19,7 +20,7 @@ from pyarrow import ipc
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import BadRow, Document, open_source
-from penstock_producer.sources.readers import columnar, columnar_source
+from penstock_producer.sources.readers import arrow_file, columnar, columnar_source
 from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
@@ -29,7 +30,8 @@ def write(path: Path, table: Any, group: int = 100) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=group)
     else:
-        with ipc.new_file(str(path), table.schema) as file:
+        new = ipc.new_stream if path.suffix == ".arrows" else ipc.new_file
+        with new(str(path), table.schema) as file:
             file.write_table(table, max_chunksize=group)
     return path
 
@@ -45,14 +47,15 @@ def numbered(count: int) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", ["in.parquet", "in.arrow"])
+@pytest.mark.parametrize("name", ["in.parquet", "in.arrow", "in.arrows"])
 def test_rows_are_found_by_cursor_and_position(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row comes once, in order, from the pin, after any cursor, and by its position in any order."""
     monkeypatch.setattr(columnar, "ROWS_PER_BATCH", 7)
+    monkeypatch.setattr(arrow_file, "ROWS_PER_BATCH", 7)
     monkeypatch.setattr(columnar_source, "KEPT_BYTES", 100)
     path = write(tmp_path / name, numbered(64), group=20)
     found = survey(open_source(path, SPEC), SPEC)
-    assert (found.total, found.pin["format"]) == (64, name.partition(".")[2])
+    assert (found.total, found.pin["format"]) == (64, "parquet" if name.endswith("parquet") else "arrow")
     source = open_source(json.loads(json.dumps(found.pin)), SPEC)
     rows = list(source.documents({}))
     assert [(row.doc_id, row.line, asked(row)) for row in rows] == [(f"{n}", n + 1, f"t{n}") for n in range(64)]
@@ -129,14 +132,79 @@ def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
     assert (bad.code, bad.line, nul.code, nul.field) == ("invalid_encoding", 2, "nul_character", "text")
 
 
-@pytest.mark.parametrize("rows", ["parquet", "arrow"])
+@pytest.mark.parametrize("form", ["file", "stream"])
+@pytest.mark.parametrize("codec", [None, "zstd"])
+def test_a_record_batch_is_bounded_before_it_is_read(
+    tmp_path: Path, form: str, codec: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch larger than memory allows is named with the writer's option, packed or not; smaller ones are read."""
+    path, table = tmp_path / "in.arrow", numbered(5000)
+    with (ipc.new_stream if form == "stream" else ipc.new_file)(
+        str(path), table.schema, options=ipc.IpcWriteOptions(compression=codec)
+    ) as file:
+        file.write_table(table, max_chunksize=5000)
+    assert survey(open_source(path, SPEC), SPEC).total == 5000
+    monkeypatch.setattr(arrow_file, "MAX_BATCH_BYTES", 20_000)
+    with pytest.raises(SourceError, match=r"record_batch_too_large.*max_chunksize"):
+        survey(open_source(path, SPEC), SPEC)
+    write(path, numbered(500), group=100)
+    assert survey(open_source(path, SPEC), SPEC).total == 500
+
+
+def test_dictionaries_of_a_stream_are_kept(tmp_path: Path) -> None:
+    """Values that are numbers of a dictionary are read by cursor and position as others are."""
+    table = pa.table({"id": list(range(30)), "text": pa.array(["x", "y", "z"] * 10).dictionary_encode()})
+    path = write(tmp_path / "in.arrows", table, group=7)
+    source = open_source(survey(open_source(path, SPEC), SPEC).pin, SPEC)
+    rows = list(source.documents({}))
+    assert [asked(row) for row in rows] == ["x", "y", "z"] * 10
+    assert list(source.documents(rows[16].cursor)) == rows[17:]
+    assert isinstance(rows[29], Document)
+    assert source.fetch(rows[29].position).body == rows[29].body
+
+
+def test_any_byte_of_a_stream_may_be_another(tmp_path: Path) -> None:
+    """Whatever a stream's headers say, reading ends with rows or a SourceError; the process goes on."""
+    whole = write(tmp_path / "whole.arrows", numbered(40), group=10).read_bytes()
+    noise = random.Random(3)
+    path = tmp_path / "in.arrows"
+    for _ in range(150):
+        content = bytearray(whole)
+        content[noise.randrange(len(content))] = noise.randrange(256)
+        path.write_bytes(bytes(content))
+        with contextlib.suppress(SourceError):
+            list(open_source(path, SPEC).documents({}))
+
+
+def test_hashing_a_file_is_timed(tmp_path: Path) -> None:
+    """A door's time limit holds for the pass that pins a Parquet file, too, which comes before any row."""
+    path = write(tmp_path / "in.parquet", numbered(50))
+    with pytest.raises(SourceError, match="source_too_slow"):
+        open_source(path, SPEC, timeout_s=-1).pin()
+
+
+def test_rows_of_tables_are_called_rows(tmp_path: Path) -> None:
+    """Messages, lists of alike faults, and ids of refused rows speak of rows: such a file has no lines."""
+    table = pa.table({"id": ["a", None, "a", None], "text": ["x"] * 4})
+    path = write(tmp_path / "in.parquet", table)
+    found = survey(open_source(path, SPEC), SPEC)
+    texts = [str(refusal.row) for refusal in found.refused]
+    assert f"{path} row 2: invalid_id" in texts[0]
+    assert "The id of row 3 was already used in row 1;" in texts[1]
+    assert [refusal.doc_id for refusal in found.refused] == ["row-2", "row-3", "row-4"]
+    with pytest.raises(SourceError, match=r"1 more like it, in row 4") as caught:
+        survey(open_source(path, SPEC), SPEC.model_copy(update={"max_bad_rows": 2}))
+    assert "row 2: invalid_id (id)" in caught.value.public_message
+
+
+@pytest.mark.parametrize("rows", ["parquet", "arrow", "arrows"])
 def test_files_that_are_damaged_or_something_else_are_one_error(tmp_path: Path, rows: str) -> None:
     """A truncated file, another file by that name, and an empty one are refused with the name."""
     whole = write(tmp_path / f"in.{rows}", numbered(500)).read_bytes()
     for content in (whole[:-20], whole[: len(whole) // 2], b'{"id": "a"}\n' * 9, b"PAR1", b""):
         path = tmp_path / f"bad.{rows}"
         path.write_bytes(content)
-        with pytest.raises(SourceError, match=rf"invalid_{rows}: .*bad\.{rows} cannot be read"):
+        with pytest.raises(SourceError, match=rf"invalid_{rows.removesuffix('s')}: .*bad\.{rows} cannot be read"):
             survey(open_source(path, SPEC), SPEC)
 
 

@@ -101,8 +101,41 @@ def test_what_stands_for_no_file_or_too_many_is_refused(folder: Path, monkeypatc
     with pytest.raises(SourceError, match=r"notes\.md, whose name does not say that it has rows"):
         open_source(f"{folder}/", SPEC)
     monkeypatch.setattr(expand, "MAX_FILES", 2)
-    with pytest.raises(SourceError, match="stands for 3 files, and a job has at most 2"):
+    with pytest.raises(SourceError, match="stands for more than 2 files"):
         open_source(f"{folder}/[abc].*", SPEC)
+
+
+def test_folders_in_folders_are_read_as_prefixes_are(folder: Path) -> None:
+    """All levels are read in the order of whole names; what tools leave is left out with all below it; `**` crosses levels."""
+    for name in ("a/b.jsonl", "a.d/c.jsonl", "_temporary/0.jsonl", ".git/x.jsonl"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f'{{"id": "{name}", "text": "x"}}\n')
+    ids = [row.doc_id for row in open_source(f"{folder}/", SPEC).documents({}) if isinstance(row, Document)]
+    assert ids == ["a.d/c.jsonl", "a1", "a2", "a/b.jsonl", "b1", "a2", "b3", "c1"]
+    for pattern, names in {"*/b*.jsonl": ["a/b.jsonl"], "**/[ac].jsonl": ["a.d/c.jsonl", "a1", "a2"]}.items():
+        rows = open_source(f"{folder}/{pattern}", SPEC).documents({})
+        assert [row.doc_id for row in rows if isinstance(row, Document)] == names
+
+
+@pytest.mark.parametrize("kind", ["link out", "link to a folder", "pipe", "no rights"])
+def test_a_folder_with_what_is_no_file_of_it_is_refused(folder: Path, tmp_path: Path, kind: str) -> None:
+    """A link out of the folder, a pipe, and a file without the right to read it are named: nothing is left out in silence."""
+    odd, other = folder / "e.jsonl", tmp_path / "other.jsonl"
+    other.write_text('{"id": "o", "text": "x"}\n')
+    if kind == "pipe":
+        os.mkfifo(odd)
+    elif kind == "no rights":
+        odd.write_text("{}")
+        odd.chmod(0)
+        if os.access(odd, os.R_OK):
+            pytest.skip("root reads everything")
+    else:
+        odd.symlink_to(other if kind == "link out" else tmp_path)
+    with pytest.raises(SourceError, match=r"not_a_regular_file|no_right_to_read") as caught:
+        open_source(f"{folder}/", SPEC)
+    assert "e.jsonl" in str(caught.value)
+    if kind == "link out":  # who names it asks for it
+        assert survey(open_source(f"{folder}/e.*", SPEC), SPEC).total == 1
 
 
 def test_a_file_whose_name_has_brackets_is_a_file(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from metadata_services import Answer, Aws, Azure, Gcp, MetadataService
 from pydantic import ValidationError
 
 from penstock_workers.celery_app.drain import Drain
-from penstock_workers.celery_app.machine_end import FINISH_S, MachineEnd
+from penstock_workers.celery_app.ending_times import FINISH_S
+from penstock_workers.celery_app.machine_end import MachineEnd
 from penstock_workers.http.lean import LeanClient
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import WorkerSettings

@@ -25,6 +25,7 @@ from penstock_workers.children.protocol import (
     Check,
     Fine,
     ImportHook,
+    Mismatch,
     Missing,
     Postprocess,
     Preprocess,
@@ -173,7 +174,7 @@ async def test_one_regular_expression_costs_one_check(pool: ChildPool) -> None:
     assert (said[0], said[2]) == (Fine(), Fine())
     assert isinstance(said[1], CallEndedChild)
     assert said[1].cause is LossCause.STUCK
-    assert said[3] == CallFault("$: 5 is not of type 'string'")
+    assert said[3] == Mismatch("$: 5 is not of type 'string'", '$: it must be of type "string" and is a whole number')
 
 
 async def test_nothing_is_fetched_for_a_schema(pool: ChildPool) -> None:
@@ -221,7 +222,9 @@ async def test_a_usable_schema_is_fine(pool: ChildPool) -> None:
     schema = b'{"$ref":"#/$defs/a","$defs":{"a":{"type":"object","properties":{"next":{"$ref":"#/$defs/a"}}}}}'
     assert await pool.ask(TrySchema(schema)) == Fine()
     assert await pool.ask(Check(schema, '{"next":{"next":{}}}')) == Fine()
-    assert await pool.ask(Check(schema, '{"next":5}')) == CallFault("$.next: 5 is not of type 'object'")
+    assert await pool.ask(Check(schema, '{"next":5}')) == Mismatch(
+        "$.next: 5 is not of type 'object'", '$.next: it must be of type "object" and is a whole number'
+    )
 
 
 async def test_a_module_that_ends_its_process_at_import_is_found(pool: ChildPool) -> None:

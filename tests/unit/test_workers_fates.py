@@ -12,12 +12,14 @@ from attempts import BODY, make_attempt
 
 from penstock_producer.feed.wire import SPENT_HEADER
 from penstock_ratelimit import Signal
-from penstock_workers.item.attempt import Attempt, Settled, Spent
+from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Dead, Done, Parked, Retry
-from penstock_workers.item.run.fates import RetryPolicy, decide
+from penstock_workers.item.run.fates import decide
+from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.settling.records import _batch
+from penstock_workers.item.spent import Spent
 from penstock_workers.settings import ProviderSettings
 
 PRICED = ProviderSettings(usd_per_mtok_in=0.5, usd_per_mtok_out=2.0)
@@ -74,7 +76,7 @@ def test_what_a_message_claims_was_spent_is_believed_within_reason(header: objec
     item = attempt()
     item.delivery = Delivery("job:doc", {}, {SPENT_HEADER: header}, queue="penstock.api")
     item.spent = Spent(10, 5, 15)
-    assert item.spent_in_all == (10, 5, 15)
+    assert item.spent_in_all == Spent(10, 5, 15)
 
 
 def test_what_a_refused_answer_cost_travels_with_the_retry() -> None:

@@ -446,7 +446,7 @@ async def test_a_cut_answer_is_named_as_that_before_its_schema_is() -> None:
 
     class Checks:
         async def ask(self, call: object, line: int = 0) -> protocol.ChildReply:
-            return protocol.CallFault("the answer is not JSON")
+            return protocol.Mismatch("the answer is not JSON", "$: it is not JSON")
 
     pool: Any = Checks()
     code = JobCode(pool, pool, pool)
@@ -456,5 +456,7 @@ async def test_a_cut_answer_is_named_as_that_before_its_schema_is() -> None:
     ]
     assert isinstance(cut, Failure)
     assert isinstance(whole, Failure)
+    assert (cut.name, whole.name, cut.refused) == ("answer_cut", "schema_mismatch", None)
+    assert whole.refused == ("text", "$: it is not JSON")
     assert cut.detail.startswith("the answer was cut after 2 tokens (finish_reason length): raise max_tokens")
     assert whole.detail == "the answer is not JSON"

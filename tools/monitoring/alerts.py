@@ -190,13 +190,23 @@ ALERTS: Final = (
     ),
     Alert(
         "PenstockEngineDies", "warning",
-        f'sum by (lane) (increase({of.FAILED_TRIES}{{reason="engine_died"}}[15m])) > 0', "0m",
-        "An engine of lane {{ $labels.lane }} died with {{ $value | humanize }} items in it",
-        "It hung, lost its device, or was killed; the items were given back and no attempt was counted. The worker's log says "
-        "which (`the engine died`). A gpu worker builds a new engine, an embed worker ends with status 1 and is replaced. Deaths "
-        "that repeat on one node mean its GPU: `nvidia-smi -q`, `dmesg | grep Xid`, then drain the node. Deaths everywhere mean "
-        "a document or a setting: `penstock dlq list JOB --reason worker_crashed`, memory, the engine's version. A model whose "
-        "single steps are slow needs a longer `gpu.stall_s` (`embed.stall_s`).",
+        f"sum by (lane) (increase({of.ENGINE_DEATHS}[15m])) > 0\n"
+        f'or sum by (lane) (increase({of.FAILED_TRIES}{{reason="engine_died"}}[15m])) > 0', "0m",
+        "An engine of lane {{ $labels.lane }} died, or the server beside a worker went away",
+        "It hung, lost its device, or was killed; its items were given back and no attempt was counted. The worker's log says "
+        "which (`the engine died`, `does not answer`). A gpu worker builds a new engine or waits for its server, an embed worker "
+        "ends with status 1 and is replaced. Deaths that repeat on one node mean its GPU: `nvidia-smi -q`, `dmesg | grep Xid`, "
+        "then drain the node. Deaths everywhere mean a document or a setting: `penstock dlq list JOB --reason worker_crashed`, "
+        "memory, the engine's version. A model whose single steps are slow needs a longer `gpu.stall_s` (`embed.stall_s`).",
+    ),
+    Alert(
+        "PenstockEnginesKeepDying", "critical", f"max by (instance, lane) (increase({of.ENGINE_DEATHS}[1h])) >= 4", "0m",
+        "{{ $labels.instance }} has lost {{ $value | humanize }} engines in an hour",
+        "It loads its model again and again and computes little meanwhile; after `gpu.rebuilds_max` deaths in an hour a worker "
+        "ends with status 1, and where it comes back on the same node this goes on. The last lines before `the engine died` in "
+        "its log have the cause: CUDA errors and Xids mean the card (drain the node), out of memory means a lower "
+        "`gpu.engine.gpu_memory_utilization` or `gpu.max_num_seqs`, and a death each time that the same documents come back "
+        "means one of them: they are let in apart from others and end as `worker_crashed` (`penstock dlq list JOB`).",
     ),
 )  # fmt: skip
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
+from penstock_ledger import AnswerBook, Drained, JobStore, OutcomeStore, Provenance, RedisLedger
+from penstock_ledger.redaction import redact
 from penstock_producer.feed.served import Served
 from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
@@ -21,19 +23,21 @@ from penstock_workers.item.admission import Admission
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine
 from penstock_workers.item.lane import Lane
+from penstock_workers.item.reuse.reuse import Reuse
 from penstock_workers.item.run.bodies import Bodies
 from penstock_workers.item.run.causes import Causes
-from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.gpu_cost import PricedAdmission, SharedTime
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.jobs import JobBook, read_job
 from penstock_workers.item.run.models import ModelGate
 from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Runs
 from penstock_workers.item.run.starts import Starts
 from penstock_workers.item.settling.backlog import Backlog
+from penstock_workers.item.settling.made_with import MadeWithNotes, engine_in_words
 from penstock_workers.item.settling.records import Records
 from penstock_workers.item.settling.settle import Durable, Settler
 from penstock_workers.item.settling.tally import OutcomeTally
@@ -103,7 +107,9 @@ class WorkerEngine:
         self._backlogs = (parts.settler.backlog, parts.starts.backlog)
         self._host = ItemHost(parts.runner, parts.settler, parts.waits)
         # closed in the opposite order
-        for part in (self._lane, parts.causes, parts.admission, parts.code, parts.starts, parts.settler):
+        for part in (
+            self._lane, parts.causes, parts.admission, parts.code, parts.starts, parts.runner.reuse, parts.settler
+        ):  # fmt: skip
             self._parts.push_async_callback(part.close)
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
         loads = served_by(settings)
@@ -119,6 +125,7 @@ class WorkerEngine:
             await self._model.open(self._served)
             self._parts.push_async_callback(self._model.close)
         parts.starts.start()
+        parts.runner.reuse.start()
         parts.settler.start()
         parts.causes.start()
         self._heartbeat.beat()
@@ -138,7 +145,7 @@ class WorkerEngine:
         code = JobCode(hooks, schemas, suspects)
         settler = Settler(
             bridge,
-            Records(jobs, outcomes, stores.hot),
+            Records(jobs, outcomes, stores.hot, self._made_with(stores)),
             self._failpoints,
             self._tally,
             group_max=settings.commit_max,
@@ -150,6 +157,10 @@ class WorkerEngine:
         waits = ItemWaits(settings.concurrency)
         reads = Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others)
         models = None if served_by(settings) is None else ModelGate(settings.lane, stores.hot, reads)
+        book = AnswerBook(
+            stores.redis, f"{process_name()}-{secrets.token_hex(4)}", most=settings.cache_entries,
+            lease_s=settings.visibility_timeout_s,
+        )  # fmt: skip
         runner = ItemRunner(
             bridge=bridge,
             lane=self._lane,
@@ -163,6 +174,7 @@ class WorkerEngine:
             waits=waits,
             policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
             failpoints=self._failpoints,
+            reuse=Reuse(book, outcomes, starts.begin, waits.others),
             runs=Runs(settings.pause_after_run),
             traced=traces is not None,
         )
@@ -234,6 +246,11 @@ class WorkerEngine:
         if self._row.serves is None or not self._settings.cost.usd_per_hour:
             return admission
         return PricedAdmission(admission, self._settings.cost, self._computing)
+
+    def _made_with(self, stores: Stores) -> MadeWithNotes:
+        server = None if self._row.engine_url is None else self._row.engine_url(self._settings)
+        engine = engine_in_words(self._row.engine, None if server is None else redact(server))
+        return MadeWithNotes(Provenance(stores.database), engine, self._settings.cost.usd_per_hour)
 
     def _suitable_slots(self) -> int:
         found = None if self._row.slots is None else self._row.slots(self._settings, self._lane)

@@ -42,6 +42,7 @@ class ServedModel:
         self._lane, self._home, self._loads = settings.lane, home_queue(settings), loads
         self._hot, self._gate, self._consume, self._announce = hot, gate, consume, announce
         self._served: Served | None = None  # once it is up
+        self._has_found = True  # names that the settings do not say; also an earlier worker of this model
         self._following: asyncio.Task[None] | None = None
 
     async def open(self, served: Callable[[], Served]) -> None:
@@ -64,7 +65,12 @@ class ServedModel:
     def note_queues(self) -> None:
         """In a thread, now and with each heartbeat: the control loop looks after the queues that are noted."""
         if self._served is not None:
-            self._hot.queues.note(queue_name(self._lane), self._served.queues(self._lane), by_worker=True)
+            lane, queues = queue_name(self._lane), self._served.queues(self._lane)
+            self._hot.queues.note(lane, queues, by_worker=True)
+            found = set(queues).difference(self._loads.queues(self._lane))
+            if found or self._has_found:
+                self._hot.queues.note_found(lane, self._home, found)
+            self._has_found = bool(found)
 
     async def _follow(self, served: Callable[[], Served]) -> None:
         while True:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from penstock_ledger.keys import ANSWERS_MAX
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
 from penstock_producer.job.borders import DoorSettings
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
@@ -191,6 +192,10 @@ class WorkerSettings(LaneFields, ProducerSettings):
     retry_cap_s: Annotated[float, Field(gt=0, le=900)] = 60.0
     max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # a longer Retry-After pauses the job instead
     pause_after_run: Annotated[int, Field(ge=0, le=10_000)] = 20  # 404s and the like in a row pause the job; 0 = never
+    cache_entries: Annotated[int, Field(ge=1_000, le=50_000_000)] = (
+        ANSWERS_MAX  # of a job's or tenant's book of answers
+    )
+    cache_across_tenants: bool = False  # jobs with `cache` take answers of other tenants' jobs, too
     control: bool = True  # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import redis
 from redis.exceptions import RedisError
 
 from penstock_ledger import (
@@ -39,6 +40,7 @@ class Stores:
 
     database: Database
     hot: RedisLedger
+    redis: redis.Redis  # what ``hot`` is made of
 
 
 def pool_sizes(settings: WorkerSettings) -> dict[Part, int]:
@@ -70,7 +72,7 @@ def open_stores(settings: WorkerSettings, part: Part) -> Iterator[Stores]:
     try:
         hot = RedisLedger(client, Meta(database).epoch())
         _refuse_unfit(hot)
-        yield Stores(database, hot)
+        yield Stores(database, hot, client)
     finally:
         client.close()
         database.close()

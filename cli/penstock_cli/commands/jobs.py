@@ -61,6 +61,7 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
     from rich.text import Text
 
     from penstock_cli.show.engines import engines_line
+    from penstock_cli.show.feeders import feeders_line
     from penstock_cli.show.origin import from_job_line, started_by_line
     from penstock_cli.show.pauses import pause_lines
     from penstock_cli.show.progress import final_line, line, reason_lines
@@ -70,8 +71,9 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
     console.print(
         Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"), soft_wrap=True
     )
-    for origin in filter(None, (started_by_line(job), from_job_line(job))):
-        console.print(Text(origin), soft_wrap=True)
+    feeders = feeders_line(job, ledger.jobs.shards(job.job_id), one_machine=ledger.database.is_sqlite)
+    for told in filter(None, (started_by_line(job), from_job_line(job), feeders)):
+        console.print(Text(told), soft_wrap=True)
     for sentence in pause_lines(job, ledger.option()):
         console.print(Text(sentence), soft_wrap=True)
     console.print(Text(final_line(figures) if job.state.final else line(figures)), soft_wrap=True)
@@ -97,11 +99,13 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     import orjson
 
     from penstock_cli.show.engines import engines_of
+    from penstock_cli.show.feeders import feeders_of
     from penstock_cli.show.report import build
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), str(job.spec["lane"])) if redis is not None else None
-    report = build(job, ledger.outcomes.counts(job.job_id), stats=ledger.stats(job), seconds=ledger.seconds(job))
+    counts, made_with = ledger.outcomes.counts(job.job_id), ledger.made_with(job)
+    report = build(job, counts, stats=ledger.stats(job), seconds=ledger.seconds(job), made_with=made_with)
     extra: dict[str, Any] = {
         "job_id": job.job_id,
         "reason": job.reason,
@@ -109,6 +113,7 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
         "generation": job.generation,
         "started_by": job.source.get("started_by"),
         "from_job": _from_job(job),
+        "feeders": feeders_of(ledger.jobs.shards(job.job_id)),
         "reasons": figures.reasons,
         "last_failure": figures.cause,
     }

@@ -30,6 +30,7 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
             ledger.outcomes.counts(found.job_id),
             stats=ledger.stats(found),
             seconds=ledger.seconds(found),
+            made_with=ledger.made_with(found),
         )
         if as_json:
             typer.echo(orjson.dumps(figures.to_json()).decode())
@@ -59,6 +60,7 @@ def results(
     escape_formulas: options.EscapeFormulas = False,
     into: options.Into = None,
     table: options.TableOrInto = None,
+    into_id: options.IntoId = "id",
     state: options.StateOption = None,
 ) -> None:
     """Write the results so far: as OpenAI Batch output lines, as a table in a file, or into a database."""
@@ -66,7 +68,7 @@ def results(
     from penstock_cli.files import STDOUT
     from penstock_cli.result_forms import Asked, write
 
-    asked = Asked(output, output_format, partial, after, escape_formulas, into, table)
+    asked = Asked(output, output_format, partial, after, escape_formulas, into, table, into_id)
     with books(state) as ledger:
         said = write(ledger, ledger.jobs.get(job), asked)
     typer.echo(said, err=output == STDOUT)

@@ -28,10 +28,6 @@ def run(
     usd_per_mtok_out: options.UsdOut = None,
     workers: options.Workers = None,
     concurrency: options.Concurrency = None,
-    output_format: options.OutputFormat = None,
-    escape_formulas: options.EscapeFormulas = False,
-    into: options.Into = None,
-    into_table: options.IntoTable = None,
     state: options.LocalState = None,
     dry_run: options.DryRun = False,
     sample: options.Sample = None,
@@ -48,7 +44,6 @@ def run(
     from penstock_cli.job.jobspec import default_job_key, job_spec
     from penstock_cli.processes.standby import Standby
     from penstock_cli.run.request import RunRequest, default_state
-    from penstock_cli.run.tables import TableFlags
     from penstock_producer.job.lanes import has_own_model
     from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
@@ -63,19 +58,14 @@ def run(
     request = RunRequest(
         out=out,
         state=Path(state) if state is not None else default_state(out),
-        job_key=given.key(job) or default_job_key(given.source if given.file is None else given.file.path),
+        job_key=given.key(job)
+        or default_job_key(given.source if given.file is None else given.file.path, given.flags["table"]),
         given=given,
         provider=given.provider(provider),
         workers=given.of_run("workers", workers) or (DEFAULT_ENGINES if has_own_model(lane) else DEFAULT_WORKERS),
         concurrency=given.of_run("concurrency", concurrency),
         panel=not given.of_run("no_progress", no_progress or None),
         sample=given.of_run("sample", sample),
-        tables=TableFlags(
-            given.of_run("output_format", output_format),
-            bool(given.of_run("escape_formulas", escape_formulas or None)),
-            given.of_run("into", into),
-            given.of_run("into_table", into_table),
-        ),
     )
     if dry_run:
         from penstock_cli.run.local import dry_run as show

@@ -70,7 +70,7 @@ def add(
     with _schedules() as schedules:
         try:
             added = schedules.add(
-                given.key(name) or default_job_key(given.source),
+                given.key(name) or default_job_key(given.source, spec.table),
                 cron,
                 given.source,
                 spec,

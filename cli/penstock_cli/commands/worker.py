@@ -31,6 +31,12 @@ def worker(
     lora: Annotated[
         list[str] | None, typer.Option(help="gpu: an adapter that requests may name, NAME=FOLDER. Repeatable.")
     ] = None,
+    lora_from: Annotated[
+        str | None,
+        typer.Option(
+            help="gpu: a folder, or s3://bucket/prefix, with a folder for each further adapter; they may come and go."
+        ),
+    ] = None,
     gpus: Annotated[
         str | None,
         typer.Option(help="gpu: a worker for each card: all, how many (2), or which (0,1). They are kept running."),
@@ -60,6 +66,7 @@ def worker(
         "model": model,
         "engine": _with_tensor_parallel(parse_pairs("--engine", engine or []), tensor_parallel),
         "lora": parse_pairs("--lora", lora or []),
+        "lora_from": lora_from,
     }
     hosted = {key: value for key, value in given.items() if value}
     _refuse_foreign_flags(lane, hosted)
@@ -103,8 +110,12 @@ def _flags(lane: str, concurrency: int | None, hosted: Mapping[str, Any]) -> lis
         flags += ["--concurrency", str(concurrency)]
     for name, value in hosted.items():
         pairs = [f"{key}={json.dumps(one)}" for key, one in value.items()] if isinstance(value, dict) else [value]
-        flags += [f"--{name}={pair}" for pair in pairs]
+        flags += [f"{_flag(name)}={pair}" for pair in pairs]
     return flags
+
+
+def _flag(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
 
 
 def _with_tensor_parallel(engine: dict[str, Any], tensor_parallel: int | None) -> dict[str, Any]:
@@ -144,5 +155,5 @@ def _refuse_foreign_flags(lane: str, given: Iterable[str]) -> None:
         takers = [row.name for row in REGISTRY.values() if row.settings and name in row.settings.model_fields]
         if lane not in takers:
             raise UsageProblem(
-                f"--{name} is for workers of lane {' or '.join(takers)}, and this one serves lane {lane}: leave it out"
+                f"{_flag(name)} is for workers of lane {' or '.join(takers)}, and this one serves lane {lane}: leave it out"
             )

@@ -73,7 +73,7 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool, lane: AskedLane 
         yield from _rabbitmq(broker_url)
     yield _disk(state)
     if settings.results_url is not None and state is None:
-        yield _results(settings.results_url, settings.s3_endpoint_url)
+        yield _results(settings.results_url, settings.s3_endpoint_url, parts=settings.writes_parts)
     if lane is None:
         yield from _lanes(settings, knock=knock)
     else:
@@ -198,21 +198,34 @@ def _postgres_safety(database: Database) -> Iterator[Finding]:
         )
 
 
-def _results(url: str, s3_endpoint_url: str | None) -> Finding:
+def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> Finding:
     """Whether the files of finished jobs can be written there, found out now and not when the first job ends."""
     from penstock_producer.errors import SinkError
     from penstock_producer.outputs import probe_sink
 
-    shown = without_password(url)
+    shown, more = without_password(url), ""
     try:
         probe_sink(url, s3_endpoint_url=s3_endpoint_url)
+        if parts:
+            more = _parts(url, s3_endpoint_url)
     except SinkError as error:
         if getattr(error.__cause__, "errno", None) == errno.EROFS:  # as in a container that only reads it, or lacks it
             fix = "control processes write there: let the doctor look from one of them, too"
             return Finding(Verdict.WARNING, "results", f"{shown} is read-only here", fix)
         fix = "correct results_url (PENSTOCK_RESULTS_URL); control processes write there"
         return Finding(Verdict.BAD, "results", safe(str(error)), fix)
-    return Finding(Verdict.GOOD, "results", f"{shown} can be written")
+    return Finding(Verdict.GOOD, "results", f"{shown} can be written{more}")
+
+
+def _parts(url: str, s3_endpoint_url: str | None) -> str:
+    """What parts of results need beyond writing. Raises SinkError."""
+    from penstock_producer.storage import bucket_at
+
+    bucket = bucket_at(url, s3_endpoint_url=s3_endpoint_url)
+    bucket.head("penstock-probe")
+    next(bucket.names("penstock-probe/"), None)
+    conditional = "with" if bucket.takes_conditions() else "without"
+    return f", read, listed and deleted in, {conditional} conditional writes"
 
 
 def _connections(database: Database) -> Iterator[Finding]:

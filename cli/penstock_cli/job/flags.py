@@ -17,7 +17,9 @@ _TYPES: Mapping[FlagForm, Any] = {
     FlagForm.WHOLE: int,
     FlagForm.NUMBER: float,
     FlagForm.PAIRS: list[str],
+    FlagForm.LIST: list[str],
     FlagForm.FILE: Path,
+    FlagForm.LINES: Path,
     FlagForm.SWITCH: bool,
 }  # the others are text, read by jobspec.py
 _FROM_FILE = tuple(option.field for option in OPTIONS.values() if option.from_file)
@@ -72,7 +74,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     names = (f"--{option.name}", f"--no-{option.name}") if option.form is FlagForm.SWITCH else (f"--{option.name}",)
     flag = typer.Option(
         "/".join(names),
-        help=option.help + (" Repeatable." if option.form is FlagForm.PAIRS else ""),
+        help=option.help + (" Repeatable." if option.form in (FlagForm.PAIRS, FlagForm.LIST) else ""),
         metavar=option.metavar,
         show_default=option.form is not FlagForm.SWITCH,
         rich_help_panel=PROVIDER if option.field == "provider" else JOB,

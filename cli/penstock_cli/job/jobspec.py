@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,9 @@ from penstock_cli.job.pairs import parse_pairs
 from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
 from penstock_producer.job.durations import seconds_of
 from penstock_producer.job.lanes import LANES, has_own_model
+from penstock_producer.job.model_schema import ModelFault, is_model_path, schema_of_model
 from penstock_producer.job.options import OPTIONS, FlagForm, Option
+from penstock_producer.source_names import is_database
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -40,7 +43,8 @@ def job_spec(given: GivenJob) -> JobSpec:
     from penstock_producer.errors import SpecError
     from penstock_producer.job.spec import JobSpec
 
-    fields = {field: _read(OPTIONS[field], typed) for field, typed in given.flags.items() if typed is not None}
+    read = {field: _read(OPTIONS[field], typed) for field, typed in given.flags.items() if typed is not None}
+    fields = {field: value for field, value in read.items() if value is not None}
     lane = fields.get("lane")
     usual = LANES[lane].endpoint if isinstance(lane, str) and lane in LANES else None
     if "endpoint" not in fields and usual is not None:
@@ -49,8 +53,9 @@ def job_spec(given: GivenJob) -> JobSpec:
         spec = JobSpec(**fields)
     except SpecError as error:
         raise given.refusal(error) from error
-    if spec.prompt is not None and spec.model is None and not has_own_model(spec.lane):
-        raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
+    if spec.takes_records and spec.model is None and not has_own_model(spec.lane):
+        flag = "--prompt" if spec.prompt is not None else "--messages-field"
+        raise UsageProblem(f"{flag} makes requests from plain records, and they need a model: give --model")
     return spec
 
 
@@ -62,11 +67,25 @@ def _read(option: Option, typed: Any) -> Any:
         case FlagForm.PAIRS, list():
             return parse_pairs(f"--{option.name}", typed)
         case FlagForm.FILE, Path():
-            return _schema_file(typed)
+            return _schema_of(typed) if is_model_path(str(typed)) else _schema_file(typed)
+        case FlagForm.LIST, []:
+            return None  # it was not typed
+        case FlagForm.LINES, Path():
+            return _lines_file(f"--{option.name}", typed)
         case FlagForm.ROWS, str():
             rows = typed.strip()
             return int(rows) if rows.isdecimal() else rows
     return typed
+
+
+def _schema_of(model: Path) -> Any:
+    """Raises UsageProblem."""
+    try:
+        return schema_of_model(str(model))
+    except ModelFault as fault:
+        raise UsageProblem(
+            f"--response-schema {model}: {fault}; name a class that Pydantic describes, or a file with a JSON schema"
+        ) from None
 
 
 def _schema_file(path: Path) -> Any:
@@ -85,6 +104,17 @@ def _schema_file(path: Path) -> Any:
         raise UsageProblem(f"--response-schema {path}: not JSON ({error}); write one JSON object") from error
 
 
+def _lines_file(flag: str, path: Path) -> list[Any]:
+    """What a file of JSON Lines holds. Raises UsageProblem."""
+    from penstock_producer.jobfile import FileFault, read_lines, read_text
+
+    try:
+        return read_lines(read_text(path))
+    except FileFault as fault:
+        line = f" line {fault.line}" if fault.line else ""
+        raise UsageProblem(f"{flag} {path}{line}: {fault.message}; {fault.fix}") from None
+
+
 def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
     """For a lane that hosts its model: --model names it, unless the settings have one and the flag is only a label."""
     own = settings.of_lane(spec.lane)
@@ -93,11 +123,15 @@ def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
     return settings.model_copy(update={spec.lane: own.hosting(spec.model)})
 
 
-def with_provider(settings: WorkerSettings, name: str, flags: ProviderFlags) -> WorkerSettings:
-    """The settings with one provider only: the named one, flags over file over defaults. Raises UsageProblem.
+def with_provider(
+    settings: WorkerSettings, name: str, flags: ProviderFlags, fallback: Sequence[str] = ()
+) -> WorkerSettings:
+    """The settings with the named provider, flags over file over defaults, and with those that ``fallback`` names.
+    Raises UsageProblem.
 
     Other providers are left out, because a worker insists on the API key of each provider that it has.
     """
+    from penstock_producer.job.fallback import provider_and_model
     from penstock_workers.settings import DEFAULT_PROVIDER, ProviderSettings
 
     given = {field: value for field, value in asdict(flags).items() if value is not None}
@@ -109,7 +143,9 @@ def with_provider(settings: WorkerSettings, name: str, flags: ProviderFlags) -> 
         )
     known = settings.providers.get(name, ProviderSettings())
     provider = _validated(known.model_dump() | given)
-    return settings.model_copy(update={"providers": {name: _with_key(provider)}})
+    others = {provider_and_model(one, settings.providers)[0] for one in fallback} - {None, name}
+    also = {other: _with_key(settings.providers[other]) for other in sorted(filter(None, others))}
+    return settings.model_copy(update={"providers": {name: _with_key(provider), **also}})
 
 
 def _validated(fields: dict[str, Any]) -> ProviderSettings:
@@ -148,8 +184,13 @@ def _with_key(provider: ProviderSettings) -> ProviderSettings:
     return provider.model_copy(update={"api_key_env": variable})
 
 
-def default_job_key(source: str) -> str:
-    """The file's name without its ending, in safe characters: running the same file again resumes the same job."""
+def default_job_key(source: str, table: str | None = None) -> str:
+    """The file's name without its ending, in safe characters: running the same file again resumes the same job.
+
+    Of a database it is the table's name.
+    """
+    if is_database(source) and (table is not None or "@" in source.rpartition("/")[2]):
+        return _safe(table or "") or "job"
     name = PurePosixPath(source.split("?")[0]).name if "://" in source else Path(source).name
     stem = name.split(".")[0] if not name.startswith(".") else name.strip(".")
     if "*" in stem:  # a pattern, as data/*.csv: its folder says more

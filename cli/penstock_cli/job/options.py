@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.run_options import RUN_OPTIONS
 
 JOB = "The job"
@@ -18,8 +19,9 @@ Source = Annotated[
     str,
     typer.Argument(
         help="OpenAI Batch lines (JSON Lines), or plain records with --prompt: JSON Lines, CSV, TSV, Parquet or Arrow, the texts "
-        "also as .gz or .zst. A file or s3://bucket/key; a folder or prefix ending in / or a pattern is one job. Or a job spec "
-        "file, whose name ends in .yaml, .yml or .json."
+        "also as .gz or .zst. A file, or an object of s3://, gs:// or az://; a folder or prefix ending in / or a pattern is one "
+        "job: files of rows, or texts such as .txt, .md and .html, of which each is a document. Or a job spec file, whose name "
+        "ends in .yaml, .yml or .json."
     ),
 ]
 SpecFile = Annotated[
@@ -96,22 +98,22 @@ UsdOut = Annotated[
     typer.Option("--usd-per-mtok-out", help=RUN_OPTIONS["usd_per_mtok_out"], rich_help_panel=PROVIDER),
 ]
 
-# -- results as tables -------------------------------------------------------------------------------------------------
+# -- of `penstock results`, where each is asked for once ---------------------------------------------------------------
 
 OutputFormat = Annotated[
-    str | None,
-    typer.Option(metavar="F", help=RUN_OPTIONS["output_format"]),
+    str | None, typer.Option(metavar="F", help="jsonl, csv or parquet. The tables have a row for every document.")
 ]
-EscapeFormulas = Annotated[bool, typer.Option("--escape-formulas", help=RUN_OPTIONS["escape_formulas"])]
+EscapeFormulas = Annotated[bool, typer.Option("--escape-formulas", help=OPTIONS["escape_formulas"].help)]
 Into = Annotated[
     str | None,
-    typer.Option(metavar="URL", help=RUN_OPTIONS["into"]),
+    typer.Option(
+        metavar="URL", help="A database that results are written into, by id: sqlite:///file, postgresql://…, env:NAME."
+    ),
 ]
-IntoTable = Annotated[str | None, typer.Option("--into-table", metavar="T", help=RUN_OPTIONS["into_table"])]
 TableOrInto = Annotated[
-    str | None,
-    typer.Option("--table", "--into-table", metavar="T", help=RUN_OPTIONS["into_table"]),
+    str | None, typer.Option("--table", "--into-table", metavar="T", help=OPTIONS["into_table"].help)
 ]
+IntoId = Annotated[str, typer.Option("--into-id", metavar="COLUMN", help=OPTIONS["into_id"].help)]
 
 # -- of `penstock run` alone -------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ def look(settings: ProducerSettings, spec: JobSpec) -> Serving | None:
 
 def refuse_chance(serving: Serving | None, spec: JobSpec) -> None:
     """Raises UsageProblem for a prompt without a model where workers serve several: which answers must not be chance."""
-    if serving is None or spec.prompt is None or spec.model is not None or len(serving.models()) < 2:
+    if serving is None or not spec.takes_records or spec.model is not None or len(serving.models()) < 2:
         return
     raise UsageProblem(f"workers of lane {spec.lane} serve several models, {serving.in_words()}: name one with --model")
 

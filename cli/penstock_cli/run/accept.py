@@ -91,7 +91,8 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
         return ""
     now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s}
     stored = JobSpec.accepted(job.spec)
-    if job.state.final or stored == plan.spec or stored.model_copy(update=now) != plan.spec:
+    same = stored.model_copy(update={**now, "over_budget": plan.spec.over_budget}) == plan.spec
+    if job.state.final or stored == plan.spec or not same:
         return ""
     producer.limit(job.job_id, budget_usd=plan.spec.budget_usd, deadline_s=plan.spec.deadline_s)
     budget = "none" if plan.spec.budget_usd is None else usd(plan.spec.budget_usd)

@@ -11,6 +11,7 @@ from penstock_cli.run import tables
 from penstock_cli.run.request import Plan, RunRequest
 from penstock_cli.show.text import count
 from penstock_cli.state import StateFolder
+from penstock_producer.source_names import is_database
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,8 +34,9 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
         knock(settings.provider(spec.provider).base_url)
     files.probe(request.out, request.source)
     files.refuse_other_jobs(request.out, request.job_key)
-    tables.check(request.tables, spec, request.source, request.out)
-    return Plan(request, spec, settings, StateFolder.create(request.state), console, progress)
+    to_write = tables.Tables.of(spec)
+    tables.check(to_write, spec, request.source, request.out)
+    return Plan(request, spec.without_sinks(), to_write, settings, StateFolder.create(request.state), console, progress)
 
 
 def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
@@ -46,13 +48,13 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.given)
-    if not files.is_remote(request.source):
+    if not files.is_remote(request.source) or is_database(request.source):
         refuse_unreadable(request.source)  # before anything that takes time, or asks for a key
     check_lane(spec.lane)
     check_hooks((spec.preprocess, spec.postprocess))
     settings = WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency)
     settings = (
-        with_provider(settings, spec.provider, request.provider)
+        with_provider(settings, spec.provider, request.provider, spec.fallback or ())
         if asks_a_provider(spec)
         else with_own_model(settings, spec)
     )

@@ -30,7 +30,7 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     if not job.state.final:
         raise JobStopped(_why_stopped(plan, job, report))
     places = files.write_outputs(ledger, job, plan.request.out)
-    places |= tables.write(plan.request.tables, ledger, job, plan.request.out)
+    places |= tables.write(plan.tables, ledger, job, plan.request.out)
     screen.close()
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     asks = asks_a_provider(plan.spec)
@@ -81,5 +81,5 @@ def keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:
 
     counts = ledger.outcomes.counts(job.job_id)
     kept = KeptFigures.load(ledger.figures_path(job))
-    report = reports.build(job, counts, stats=kept.stats, seconds=kept.seconds)
+    report = reports.build(job, counts, stats=kept.stats, seconds=kept.seconds, made_with=ledger.made_with(job))
     return report, files.write_report(report, plan.request.out)

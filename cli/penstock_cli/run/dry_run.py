@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock_cli.show.changes import changes, saved_tokens
 from penstock_cli.show.text import count, one_line, safe, usd
+from penstock_producer.estimates import MTOK, Estimate, Measure
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,38 +20,11 @@ if TYPE_CHECKING:
 
 SHOWN = 3  # requests and unusable rows
 SHOWN_CHARS = 2_000  # of one request
-MEASURED = 1_000  # documents that the estimate is taken from
-MTOK = 1_000_000
-_OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Tokens of all documents, from the first ``MEASURED``."""
-
-    tokens_in: int
-    tokens_out: int
-    capped: bool  # whether every request says how long its answer may be, so that ``tokens_out`` is the most
 
 
 def estimate(documents: Sequence[Document], total: int) -> Estimate:
     """``documents`` are the first ones of ``total``."""
-    import orjson
-
-    from penstock_ratelimit.for_penstock import CHARS_PER_TOKEN, DEFAULT_OUTPUT_TOKENS
-
-    if not documents:
-        return Estimate(0, 0, True)
-    asked = [_output_asked(orjson.loads(document.body)) for document in documents]
-    share = total / len(documents)
-    tokens_in = sum(len(document.body) for document in documents) / CHARS_PER_TOKEN
-    tokens_out = sum(DEFAULT_OUTPUT_TOKENS if most is None else most for most in asked)
-    return Estimate(round(tokens_in * share), round(tokens_out * share), None not in asked)
-
-
-def _output_asked(body: object) -> int | None:
-    found = [body.get(name) for name in _OUTPUT_FIELDS] if isinstance(body, dict) else []
-    return next((most for most in found if isinstance(most, int)), None)
+    return Measure.taken(document.body for document in documents).of(total)
 
 
 def show(
@@ -62,7 +36,11 @@ def show(
     uri: str,
     provider: ProviderSettings | None,
 ) -> None:
-    """``documents`` are the first ``MEASURED`` of the source; ``provider`` is None for lanes that ask none."""
+    """``documents`` are the first of the source; ``provider`` is None for lanes that ask none."""
+    from penstock_producer.job.acceptance import beyond_budget
+    from penstock_producer.tally import Tally
+
+    tally = Tally.of_pin(found.pin)
     usable = found.total - len(found.refused)
     console.print("dry run: nothing was started, and no call was made", soft_wrap=True)
     bad = f", and {count(len(found.refused))} unusable rows, which become dead letters" if found.refused else ""
@@ -74,8 +52,19 @@ def show(
     for document in documents[:SHOWN]:
         body = one_line(document.body.decode("utf-8", "replace"), SHOWN_CHARS)
         console.print(f"  {safe(document.doc_id)}  {body}", soft_wrap=True)
-    for line in _lines(estimate(documents, usable), provider):
+    told = (*_feeders(found, spec), *changes(tally.cut, saved_tokens(tally)), *_lines(found.estimate, provider))
+    for line in told:
         console.print(line, soft_wrap=True)
+    if provider is not None and (words := beyond_budget(spec.budget_usd, found.estimate.usd(provider))):
+        console.print(f"{words} (--over-budget {spec.over_budget})", soft_wrap=True)
+
+
+def _feeders(found: Survey, spec: JobSpec) -> list[str]:
+    """How many read the source at once, where that may be asked."""
+    from penstock_producer.feed.feeder_plan import is_worth_telling, plan_feeders
+
+    plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=True)
+    return [f"read by {plan}"] if is_worth_telling(spec, plan, found.total) else []
 
 
 def _lines(guess: Estimate, provider: ProviderSettings | None) -> list[str]:
@@ -104,5 +93,5 @@ def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings
     with console.status(f"reading {safe(source)} …"):
         found = survey(open_source(source, spec, settings), spec)
         rows = open_source(source, spec, settings).documents({})
-        documents = list(itertools.islice((row for row in rows if isinstance(row, Document)), MEASURED))
+        documents = list(itertools.islice((row for row in rows if isinstance(row, Document)), SHOWN))
     show(console, found, documents, spec, uri=source, provider=provider)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 LOOK_EVERY_S = 0.25  # at the job's state and figures
-DRAIN_MARGIN_S = 10.0  # beyond the worker's own drain time, before it is killed
+DRAIN_MARGIN_S = 12.0  # beyond the worker's own drain time, before it is killed: longer than its slowest end (END_S)
 STORES_AWAY_MAX_S = 300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
 
 

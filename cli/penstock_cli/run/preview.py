@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock_cli.run.dry_run import Estimate, estimate
-from penstock_cli.show.text import count, counted, safe
+from penstock_cli.run.dry_run import estimate
+from penstock_cli.show.changes import changes, digest_of, saved_tokens
+from penstock_cli.show.text import count, counted, safe, usd
+from penstock_producer.estimates import Estimate
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
+    from penstock_producer.settings import ProviderFacts
     from penstock_producer.sources import Document
+    from penstock_producer.tally import Tally
 
 LOOKED_AT = 100  # rows, for problems; the whole source is read by `penstock run --dry-run`
 PROBLEMS_SHOWN = 10
 SHOWN_CHARS = 20_000  # of one request
+_MEDIA = re.compile(r"((?:data:[\w/+.-]{1,60};base64,)?[A-Za-z0-9+/]{20})[A-Za-z0-9+/]{1000,}={0,2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,8 @@ class Looked:
     documents: list[Document]
     problems: list[str]
     more: bool  # whether the source goes on after them
+    tally: Tally  # what the options changed in these rows
+    prices: ProviderFacts  # of the job's provider, as far as settings say
 
     @property
     def rows(self) -> int:
@@ -40,13 +48,19 @@ def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
     """Raises what reading a source raises: SourceError, SpecError, SettingsError."""
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import Document, open_source
+    from penstock_producer.tally import Tally
 
     most = max(LOOKED_AT, shown)
-    rows = list(itertools.islice(open_source(source, spec, ProducerSettings.load()).documents({}), most + 1))
+    settings = ProducerSettings.load()
+    opened = open_source(source, spec, settings)
+    reading = opened.documents({})
+    rows = list(itertools.islice(reading, most))
+    tally = Tally().plus(opened.tally)
+    more = next(reading, None) is not None
     documents: list[Document] = []
     problems: list[str] = []
     lines: dict[str, int] = {}
-    for row in rows[:most]:
+    for row in rows:
         if not isinstance(row, Document):
             problems.append(str(row))
         elif row.doc_id in lines:
@@ -57,7 +71,7 @@ def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
         else:
             lines[row.doc_id] = row.line
             documents.append(row)
-    return Looked(source, documents, problems, len(rows) > most)
+    return Looked(source, documents, problems, more, tally, settings.prices(spec.provider))
 
 
 def show(found: Looked, spec: JobSpec, shown: int) -> None:
@@ -65,12 +79,17 @@ def show(found: Looked, spec: JobSpec, shown: int) -> None:
     for document in found.documents[:shown]:
         line = f"line {document.line} · " if document.line else ""
         typer.echo(safe(f"{line}{document.doc_id} · {_tokens(estimate([document], 1))} · {spec.endpoint}"))
-        body = json.dumps(json.loads(document.body), indent=2, ensure_ascii=False)
+        body = _MEDIA.sub(_shortened, json.dumps(json.loads(document.body), indent=2, ensure_ascii=False))
         typer.echo(safe(body if len(body) <= SHOWN_CHARS else f"{body[:SHOWN_CHARS]}… ({count(len(body))} characters)"))
     for problem in found.problems[:PROBLEMS_SHOWN]:
         typer.echo(safe(problem))
-    for text in _summary(found):
+    for text in _summary(found, spec):
         typer.echo(safe(text))
+
+
+def _shortened(found: re.Match[str]) -> str:
+    """An image or sound in a request, by its beginning and its size."""
+    return f"{found[1]}… ({count(len(found[0]))} characters)"
 
 
 def show_json(found: Looked, spec: JobSpec, shown: int) -> None:
@@ -82,7 +101,12 @@ def show_json(found: Looked, spec: JobSpec, shown: int) -> None:
             "doc_id": document.doc_id, "line": document.line, "url": spec.endpoint, "body": json.loads(document.body),
             "tokens_in": tokens.tokens_in, "tokens_out": tokens.tokens_out, "tokens_out_capped": tokens.capped,
         })  # fmt: skip
-    typer.echo(json.dumps({"requests": requests, "problems": found.problems, "rows": found.rows, "more": found.more}))
+    typer.echo(
+        json.dumps({
+            "requests": requests, "problems": found.problems, "rows": found.rows, "more": found.more,
+            "rows_cut": found.tally.cut, "tokens_saved": saved_tokens(found.tally),
+        })
+    )  # fmt: skip
 
 
 def _tokens(guess: Estimate) -> str:
@@ -90,7 +114,7 @@ def _tokens(guess: Estimate) -> str:
     return f"about {count(guess.tokens_in)} tokens in, {out} {count(guess.tokens_out)} out"
 
 
-def _summary(found: Looked) -> Iterator[str]:
+def _summary(found: Looked, spec: JobSpec) -> Iterator[str]:
     if len(found.problems) > PROBLEMS_SHOWN:
         yield f"… and {count(len(found.problems) - PROBLEMS_SHOWN)} more problems"
     if found.rows == 0:
@@ -104,3 +128,10 @@ def _summary(found: Looked) -> Iterator[str]:
     if found.documents:
         guess = estimate(found.documents, len(found.documents))
         yield f"together {_tokens(guess)} (4 characters per token); nothing was called"
+        cost = guess.usd(found.prices)
+        if spec.budget_usd is not None and cost > 0:
+            rows = count(int(spec.budget_usd / cost * len(found.documents)))
+            yield f"they cost about {usd(cost)}; the budget of {usd(spec.budget_usd)} pays for about {rows} requests like them"
+        if spec.examples:
+            yield f"{counted(len(spec.examples), 'example')} in each request, sha256 {digest_of(spec.examples)[:12]}"
+        yield from changes(found.tally.cut, saved_tokens(found.tally))

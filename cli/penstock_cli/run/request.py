@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from penstock_cli import files
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import ProviderFlags
-from penstock_cli.run.tables import TableFlags
+from penstock_cli.run.tables import Tables
 from penstock_cli.state import StateFolder
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class RunRequest:
     concurrency: int | None
     panel: bool
     sample: int | None = None  # documents; None runs all
-    tables: TableFlags = field(default_factory=TableFlags)
 
     @property
     def source(self) -> str:
@@ -46,7 +45,8 @@ class Plan:
     """A request that was checked: nothing has been started yet, and nothing spent."""
 
     request: RunRequest
-    spec: JobSpec
+    spec: JobSpec  # as it is submitted: this command writes the results itself
+    tables: Tables
     settings: WorkerSettings
     state: StateFolder
     console: Console

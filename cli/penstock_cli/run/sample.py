@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock_cli.errors import UsageProblem
+from penstock_producer.job.options import SINK_FIELDS
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -31,10 +32,28 @@ if TYPE_CHECKING:
 MAX_SAMPLE = 10_000  # more is a job of its own
 _FOLDER = "samples"
 _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
-    ("prompt", "template", "system", "params", "param_fields", "format", "encoding")
+    (
+        "prompt",
+        "template",
+        "system",
+        "messages_field",
+        "examples",
+        "truncate",
+        "compress_prompt",
+        "image_fields",
+        "audio_fields",
+        "params",
+        "param_fields",
+        "format",
+        "encoding",
+        "table",
+        "query",
+    )
 )
-_MAY_DIFFER = ("budget_usd", "deadline_s", "format", "encoding")  # they decide nothing about the answer to a request
-_NOT_CONTENT = ("mtime_ns", "uri", "members", "files")
+_FOR_ALL: Final[dict[str, Any]] = dict.fromkeys(("into", "into_table", "into_id"))  # a trial is not for others' table
+# They decide nothing about the answer to a request.
+_MAY_DIFFER: Final = frozenset({"budget_usd", "deadline_s", "over_budget", "format", "encoding", *SINK_FIELDS})
+_NOT_CONTENT = ("mtime_ns", "uri", "members", "files", "segments", "newest_ns", "media_newest_ns", "prepared")
 
 
 def sampled(
@@ -65,9 +84,8 @@ def sampled(
         given=dataclasses.replace(
             request.given,
             source_or_none=str(source),
-            flags={**request.given.flags, **_SAID_BY_LINES},
+            flags={**request.given.flags, **_SAID_BY_LINES, **_FOR_ALL},
         ),
-        tables=dataclasses.replace(request.tables, into=None, table=None),  # a trial is not for the table of others
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.files import is_remote, s3_endpoint
-from penstock_cli.result_forms import fill_table
+from penstock_cli.result_forms import fill_table, opened_table
 from penstock_cli.show.text import count
 
 if TYPE_CHECKING:
@@ -19,51 +19,46 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TableFlags:
+class Tables:
     """Where results go as tables, if anywhere."""
 
-    output_format: str | None = None  # jsonl means none, as the lines are always written
-    escape_formulas: bool = False
-    into: str | None = None
-    table: str | None = None
+    form: str | None  # jsonl means none, as the lines are always written
+    escape_formulas: bool
+    into: str | None
+    table: str
+    id_column: str
 
-    @property
-    def form(self) -> str | None:
-        return None if self.output_format == "jsonl" else self.output_format
+    @classmethod
+    def of(cls, spec: JobSpec) -> Self:
+        form = None if spec.output_format == "jsonl" else spec.output_format
+        return cls(form, bool(spec.escape_formulas), spec.into, spec.into_table or "", spec.into_id)
 
 
-def check(flags: TableFlags, spec: JobSpec, source: str, out: str) -> None:
+def check(wanted: Tables, spec: JobSpec, source: str, out: str) -> None:
     """Find out now what would fail at the end; a table that is missing is made. Raises UsageProblem and SinkError."""
-    if (flags.into is None) != (flags.table is None):
-        raise UsageProblem("--into URL and --into-table T belong together: give both")
-    if flags.escape_formulas and flags.form != "csv":
-        raise UsageProblem("--escape-formulas is for CSV: leave it out, or add --output-format csv")
-    if flags.form is not None:
-        _check_file(flags.form, source, out)
-    if flags.into is not None and flags.table is not None:
-        from penstock_producer.tables.columns import Table
-        from penstock_producer.tables.database import TableSink
-
-        sink = TableSink(flags.into, flags.table, Table(spec.to_json()).columns)
-        try:
-            sink.prepare()
-        finally:
-            sink.close()
+    if wanted.form is not None:
+        _check_file(wanted.form, source, out)
+    if wanted.into is not None:
+        with opened_table(wanted.into, wanted.table, wanted.id_column, spec.to_json()):
+            pass
 
 
-def write(flags: TableFlags, ledger: Books, job: Job, out: str) -> dict[str, str]:
+def write(wanted: Tables, ledger: Books, job: Job, out: str) -> dict[str, str]:
     """Write them; returns the place of each by its purpose. Raises SinkError."""
     places: dict[str, str] = {}
-    if flags.form is not None:
+    if wanted.form is not None:
         from penstock_producer.tables.reading import Reading
         from penstock_producer.tables.write import check_format, write_table
 
-        form, endpoint = check_format(flags.form), s3_endpoint(out)
-        reading, options = Reading(ledger.database, job), {"escape_formulas": flags.escape_formulas}
-        written = write_table(reading, out, _name(form), form, s3_endpoint_url=endpoint, **options)
+        written = write_table(
+            Reading(ledger.database, job), out, _name(wanted.form), check_format(wanted.form),
+            s3_endpoint_url=s3_endpoint(out), escape_formulas=wanted.escape_formulas,
+        )  # fmt: skip
         places["table"] = written.place
-    if flags.into is not None and flags.table is not None:
-        places["rows"] = f"{flags.table} ({count(fill_table(ledger, job, flags.into, flags.table))} new)"
+    if wanted.into is not None:
+        filled = fill_table(ledger, job, wanted.into, wanted.table, wanted.id_column)
+        missing = f", {count(filled.missing)} not in it" if filled.missing else ""
+        places["rows"] = f"{wanted.table} ({count(filled.rows)} new{missing})"
     return places
 
 

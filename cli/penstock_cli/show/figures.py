@@ -24,7 +24,7 @@ COUNT_SHARE = 0.05  # of the time at most this much goes into counting rows
 COUNT_PAUSE_S = 1.0  # and never more often than this
 RATE_SPAN_S = 15.0  # the speed shown is that of the last seconds, not of the whole night
 MICRO = 1_000_000
-KEPT_STATS = ("calls", "retries", "rate_limited", "skipped")
+KEPT_STATS = ("calls", "retries", "rate_limited", "skipped", "repairs", "fallbacks")
 
 
 def retried_by_reason(stats: Mapping[str, int]) -> dict[str, int]:
@@ -49,9 +49,13 @@ class JobFigures:
     retries: int = 0
     retried_by_reason: Mapping[str, int] = field(default_factory=dict)
     rate_limited: int = 0
+    repairs: int = 0
+    fallbacks: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_usd: float = 0.0
+    deduplicated: int = 0
+    cached: int = 0
     claimed: int = 0  # held by workers: running, waiting for a slot, or waiting for the group commit
     queued: int = 0
     delayed: int = 0

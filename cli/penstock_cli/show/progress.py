@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from penstock_cli.show.engines import engines_line
 from penstock_cli.show.figures import JobFigures
-from penstock_cli.show.reasons import retried_line
-from penstock_cli.show.text import count, duration, percent, rate, safe, usd
+from penstock_cli.show.reasons import retried_line, reused_lines
+from penstock_cli.show.text import asked_again, count, duration, percent, rate, safe, usd
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -247,7 +247,7 @@ def _trouble(figures: JobFigures) -> list[str]:
     return [
         f"retries {count(figures.retries)}",
         f"rate limited {count(figures.rate_limited)}",
-        f"dead letters {count(figures.dead)}",
+        f"dead letters {count(figures.dead)}{asked_again(figures.repairs, figures.fallbacks)}",
     ]
 
 
@@ -255,4 +255,5 @@ def _spent(figures: JobFigures) -> list[str]:
     return [
         f"tokens {count(figures.prompt_tokens)} in, {count(figures.completion_tokens)} out",
         f"cost {usd(figures.cost_usd)}",
+        *reused_lines(figures.deduplicated, figures.cached),
     ]

@@ -38,6 +38,13 @@ def cause_line(cause: Cause, now: float | None = None) -> str:
     return f"{one_line(cause.name)} ({times}, last {ago} ago): {one_line(cause.text, CAUSE_CHARS)}"
 
 
+def reused_lines(deduplicated: int, cached: int) -> list[str]:
+    """How many documents took an answer that was there already; none where no job asks for it."""
+    if not (deduplicated or cached):
+        return []
+    return [f"{count(deduplicated)} answered by an equal request, {count(cached)} from the cache"]
+
+
 def retried_line(by_reason: Mapping[str, int]) -> str | None:
     """Why attempts were followed by another, the most frequent reasons first; None where none was."""
     if not by_reason:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
+from penstock_cli.show.changes import changes, saved_tokens
 from penstock_cli.show.figures import MICRO, retried_by_reason
-from penstock_cli.show.reasons import retried_line
-from penstock_cli.show.text import count, duration, percent, rate, safe, usd
+from penstock_cli.show.reasons import retried_line, reused_lines
+from penstock_cli.show.text import asked_again, count, duration, percent, rate, safe, usd
 from penstock_producer.job.lanes import has_own_model
+from penstock_producer.tally import Tally
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_ledger import MadeWith
     from penstock_ledger.model import Counts, Job
 
 
@@ -42,6 +45,14 @@ class Report:
     retried_by_reason: dict[str, int]  # attempts that were followed by another, or ended with their engine
     provider_cost_usd: float  # the part of `cost_usd` that providers' prices make
     gpu_cost_usd: float  # the part that the time of workers with a model of their own makes
+    rows_cut: dict[str, int]  # rows whose text was cut as the job asks, by column
+    tokens_saved: int  # by taking blanks out of prompts, estimated
+    repairs: int = 0  # requests that showed a model what the schema had against its answer; among `calls`
+    fallbacks: int = 0  # requests that went to the next model instead of a dead letter
+    spec_digest: str = ""  # of the job's options and its source
+    made_with: list[dict[str, Any]] = field(default_factory=list)  # releases, engines, prices; a result has its model
+    deduplicated: int = 0  # of the succeeded: took the answer to an equal request of this job, at no cost
+    cached: int = 0  # likewise of an earlier job
 
     @property
     def finished(self) -> int:
@@ -58,7 +69,14 @@ class Report:
         return asdict(self)
 
 
-def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float | None = None) -> Report:
+def build(
+    job: Job,
+    counts: Counts,
+    *,
+    stats: Mapping[str, int],
+    seconds: float | None = None,
+    made_with: Iterable[MadeWith] = (),
+) -> Report:
     """SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw.
 
     ``seconds`` of work where the caller measured them, else the time from submit to the end.
@@ -66,6 +84,7 @@ def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float 
     spent = seconds if seconds is not None else (job.finished_at or time.time()) - job.created_at
     finished = counts.succeeded + counts.dead
     cost_usd = round(counts.cost_microusd / MICRO, 6)
+    tally = Tally.of_pin(job.source)
     is_hosted = has_own_model(str(job.spec.get("lane", "")))
     return Report(
         job=job.job_key,
@@ -87,6 +106,14 @@ def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float 
         retried_by_reason=retried_by_reason(stats),
         provider_cost_usd=0.0 if is_hosted else cost_usd,
         gpu_cost_usd=cost_usd if is_hosted else 0.0,
+        repairs=stats.get("repairs", 0),
+        fallbacks=stats.get("fallbacks", 0),
+        spec_digest=job.digest,
+        made_with=[one._asdict() for one in made_with],
+        rows_cut=tally.cut,
+        tokens_saved=saved_tokens(tally),
+        deduplicated=counts.reused.get("dedup", 0),
+        cached=counts.reused.get("cache", 0),
     )
 
 
@@ -135,8 +162,20 @@ def _effort(report: Report) -> list[str]:
     retried = retried_line(report.retried_by_reason)
     return [
         f"{duration(report.seconds)} at {rate(report.items_per_second)} · {count(report.calls)} calls · "
-        f"{count(report.retries)} retries · {count(report.rate_limited)} rate limited",
+        f"{count(report.retries)} retries · {count(report.rate_limited)} rate limited"
+        f"{asked_again(report.repairs, report.fallbacks)}",
         f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {usd(report.cost_usd)}"
         f"{' of GPU time' if report.gpu_cost_usd else ''}",
+        *reused_lines(report.deduplicated, report.cached),
         *([] if retried is None else [retried]),
+        *dict.fromkeys(map(_made_with, report.made_with)),
+        *changes(report.rows_cut, report.tokens_saved),
     ]
+
+
+def _made_with(one: Mapping[str, Any]) -> str:
+    """Of one combination: the release, what computed, and at which price."""
+    who = safe(one["engine"]) if one["engine"] else f"provider {safe(one['provider'])}"
+    per_token = f"{usd(one['usd_per_mtok_in'])} in, {usd(one['usd_per_mtok_out'])} out per million tokens"
+    price = f"{usd(one['usd_per_hour'])} an hour" if one["engine"] else per_token
+    return f"made with Penstock {safe(one['penstock'])} · {who} · {price}"

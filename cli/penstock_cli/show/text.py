@@ -52,6 +52,12 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def asked_again(repairs: int, fallbacks: int) -> str:
+    """What follows other figures of calls, where documents were asked more than their first request."""
+    found = f" · {count(repairs)} asked again for the schema" if repairs else ""
+    return found + (f" · {count(fallbacks)} asked of another model" if fallbacks else "")
+
+
 def counted(number: int, noun: str) -> str:
     """``1 worker``, ``2 workers``."""
     return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"

@@ -29,7 +29,8 @@ The queues of a pool, named as penstock_producer/feed/queues.py names them: a te
 
 {{/*
 What KEDA counts for a pool, as JSON of trigger name to key. Of a pool that hosts a model: the queues of its names, the lane's
-own, in which jobs wait that name no model, and what its workers hold. KEDA's formula takes names of letters.
+own, in which jobs wait that name no model, what its workers hold, and what waits for adapters that they have found and this
+chart does not know (the control loop counts it, penstock_ledger/keys.py). KEDA's formula takes names of letters.
 */}}
 {{- define "penstock.triggers" -}}
 {{- $pool := . -}}
@@ -47,6 +48,9 @@ own, in which jobs wait that name no model, and what its workers hold. KEDA's fo
 {{- $home = $queue -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if and (eq .kind "gpu") (or .sidecar .vllm.loraFrom) -}}
+{{- $_ := set $keys "found" (printf "penstock:found:penstock.%s:waiting" $home) -}}
 {{- end -}}
 {{- $_ := set $keys "inflight" (printf "unacked.%s" $home) -}}
 {{- toJson $keys -}}

@@ -51,6 +51,14 @@ class Begun(NamedTuple):
     crashes: int  # earlier starts that ended without any conclusion: the worker died, or lost its lease
 
 
+class Keep(NamedTuple):
+    """Where the result of an item answers equal requests: in the place of the claim that let it be sent, if that is there."""
+
+    book: str
+    digest: str
+    keep_s: float
+
+
 class SettledDone(NamedTuple):
     """An item that has its result in SQL."""
 
@@ -61,6 +69,8 @@ class SettledDone(NamedTuple):
     completion_tokens: int = 0
     cost_microusd: int = 0
     calls: int = 1  # requests sent in this attempt; those of earlier attempts were counted with their retries
+    keep: Keep | None = None
+    reused: str | None = None  # the result's reason, where no call was made
 
 
 class SettledDead(NamedTuple):
@@ -99,6 +109,14 @@ class SettledCrash(NamedTuple):
     reason: str
 
 
+class AskedAgain(NamedTuple):
+    """Requests of one attempt beyond its first."""
+
+    job_id: str
+    repairs: int  # with what the job's schema had against the answer
+    fallbacks: int  # of the next model
+
+
 @dataclass(frozen=True, slots=True)
 class SettleBatch:
     """What became of many items: one atomic step for those that are finished, and one for the others."""
@@ -108,6 +126,7 @@ class SettleBatch:
     retries: Sequence[SettledRetry] = ()
     released: Sequence[ItemKey] = ()  # begun, and given back before a request was sent
     crashed: Sequence[SettledCrash] = ()
+    asked_again: Sequence[AskedAgain] = ()
 
 
 class SettleReport(NamedTuple):

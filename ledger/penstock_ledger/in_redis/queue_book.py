@@ -7,7 +7,7 @@ the lane.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import redis
@@ -25,6 +25,12 @@ LOOKED_AT: Final = 50
 """Queues that one call looks at to forget them: a few hundred microseconds of Redis."""
 NO_ROOM_WAIT_S: Final = 30.0
 """Messages for whose queue there is no room are looked at again after this."""
+
+
+FOUND_SHOWN_MAX: Final = 10_000
+"""Messages that an autoscaler is shown for the adapters of one model: more pods than there are cards, a few bytes for each."""
+FOUND_BELIEVED_S: Final = 600
+"""It is shown so long after it was last counted: beyond that no control loop runs."""
 
 
 class QueueBook:
@@ -54,6 +60,23 @@ class QueueBook:
     def forget_idle(self, lane: str) -> int:
         """Forget queues that have been empty and unused for a while; returns how many."""
         return self._scripts.forget_queues(lane, IDLE_S, LOOKED_AT)
+
+    def note_found(self, lane: str, home: str, queues: Collection[str]) -> None:
+        """Note the queues of adapters that workers of a model have found, in place of those before; kept when they end.
+
+        ``home`` is the queue under whose name those workers keep what they hold.
+        """
+        self._scripts.note_found(lane, home, WORKER_QUEUES_MAX, sorted(queues))
+
+    def found(self, lane: str) -> Mapping[str, str]:
+        """The queues of adapters that workers have found, each with the queue of their model."""
+        noted = self._client.hgetall(keys.found(lane))
+        read = {name.decode("utf-8", "replace"): home.decode("utf-8", "replace") for name, home in noted.items()}
+        return {name: home for name, home in read.items() if self.is_of(lane, name) and self.is_of(lane, home)}
+
+    def show_found(self, home: str, waiting: int) -> None:
+        """Show an autoscaler how many messages wait for adapters that workers of this model have found."""
+        self._scripts.show_found(home, min(waiting, FOUND_SHOWN_MAX), FOUND_BELIEVED_S)
 
     def move(self, queue: str, messages: Sequence[tuple[str, bytes]]) -> int:
         """Send (tag, message) pairs to another queue of their lane, as soon as their holder has acknowledged them."""

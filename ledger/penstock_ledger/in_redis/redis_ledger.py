@@ -18,6 +18,7 @@ from penstock_ledger import keys
 from penstock_ledger.errors import RedisForgot
 from penstock_ledger.in_redis import redis_health
 from penstock_ledger.in_redis.batches import (
+    AskedAgain,
     Begin,
     Begun,
     Depth,
@@ -47,7 +48,12 @@ REBUILT_S: Final = 300  # workers lose what they held from before within a visib
 WORKERS_READ: Final = 10_000  # heartbeats that one look reads; more than any fleet has
 INFO_CHARS: Final = 16_384  # of one text of a heartbeat; a longer one is left out
 WORKER_FORGOTTEN_S: Final = 60  # a worker without a heartbeat for so long is not listed
-FOREIGN_TO_SQL: Final = ("skipped", "rate_limited")  # counters that only Redis has: a reset keeps them
+FOREIGN_TO_SQL: Final = (
+    "skipped",
+    "rate_limited",
+    "repairs",
+    "fallbacks",
+)  # counters that only Redis has: a reset keeps them
 
 _STATES: Final = {
     JobState.PAUSED: b"paused",
@@ -112,6 +118,7 @@ class RedisLedger:
             if chunk.retries or chunk.released:
                 delayed += self._scripts.put_off(chunk.retries, chunk.released)
         self._count_crashed(batch.crashed)
+        self._count_asked_again(batch.asked_again)
         return SettleReport(new, delayed)
 
     def _count_crashed(self, crashed: Sequence[SettledCrash]) -> None:
@@ -119,6 +126,16 @@ class RedisLedger:
         counts = Counter((_stats(key.job_id), f"{keys.RETRIED}{reason}") for key, reason in crashed)
         for (stats, name), count in counts.items():
             self._client.hincrby(stats, name, count)
+
+    def _count_asked_again(self, asked: Sequence[AskedAgain]) -> None:
+        """For people: their cost is in the sums of what was settled."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for job_id, repairs, fallbacks in asked:
+            counts[_stats(job_id), "repairs"] += repairs
+            counts[_stats(job_id), "fallbacks"] += fallbacks
+        for (stats, name), count in counts.items():
+            if count:
+                self._client.hincrby(stats, name, count)
 
     def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
         """Queue up to ``limit`` messages of each queue of a lane whose time has come; returns how many moved.
@@ -304,6 +321,14 @@ class RedisLedger:
             for name, (_, at), info in zip(names, seen, infos, strict=True)
         )
 
+    def controls(self, name: str, forget_s: float) -> int:
+        """Say that the control process ``name`` turns; returns how many have said so in the last ``forget_s`` seconds."""
+        return self._scripts.present(name, forget_s)
+
+    def control_left(self, name: str) -> None:
+        """The control process ``name`` turns no more."""
+        self._client.zrem(keys.CONTROLS, name)
+
     # -- whether Redis lost what it held ------------------------------------------------------------------------------
 
     def preflight(self) -> None:
@@ -312,8 +337,11 @@ class RedisLedger:
 
     def check_epoch(self) -> bool:
         """Whether Redis still holds this database's epoch and has not restarted since that was written."""
-        self._run_seen = redis_health.run_id(self._redis)
-        epoch, run = self._client.mget(keys.EPOCH, keys.EPOCH_RUN)
+        with self._client.pipeline(transaction=False) as pipe:  # one round trip: every round of each control loop asks
+            pipe.info("server")
+            pipe.mget(keys.EPOCH, keys.EPOCH_RUN)
+            server, (epoch, run) = pipe.execute()
+        self._run_seen = str(server["run_id"])
         return bool(epoch == self._epoch.encode() and run == self._run_seen.encode())
 
     def install_epoch(self) -> None:

@@ -28,7 +28,8 @@ from penstock_ledger.model import ItemKey
 BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
 # What is put before a script: functions that several have.
 SHARED: Final = {
-    "begin": "table", "publish": "urgent", "promote": "urgent", "unpark": "urgent", "settle": "sums", "put_off": "sums",
+    "begin": ("table",), "publish": ("urgent",), "promote": ("urgent",), "unpark": ("urgent",), "settle": ("sums", "keep"),
+    "put_off": ("sums",),
 }  # fmt: skip
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 
@@ -50,11 +51,15 @@ class Scripts:
         self._tags = _registered(client, "tags")
         self._rehydrate = _registered(client, "rehydrate")
         self._heartbeat = _registered(client, "heartbeat")
+        self._present = _registered(client, "present")
         self._causes = _registered(client, "causes")
         self._note_queues = _registered(client, "note_queues")
         self._forget_queues = _registered(client, "forget_queues")
+        self._note_found = _registered(client, "note_found")
+        self._show_found = _registered(client, "show_found")
         self._move = _registered(client, "move")
         self._see = _registered(client, "see")
+        self._lead = _registered(client, "lead")
 
     def publish(
         self,
@@ -144,6 +149,9 @@ class Scripts:
         pairs = [text for pair in info.items() for text in pair]
         self._heartbeat([keys.WORKERS, keys.worker(name)], [name, forget_s, *pairs])
 
+    def present(self, name: str, forget_s: float) -> int:
+        return int(self._present([keys.CONTROLS], [name, forget_s]))
+
     def causes(
         self,
         provider: str,
@@ -166,6 +174,13 @@ class Scripts:
     def forget_queues(self, lane: str, idle_s: int, most: int) -> int:
         return int(self._forget_queues([keys.queues(lane)], [idle_s, most]))
 
+    def note_found(self, lane: str, home: str, most: int, queues: Sequence[str]) -> int:
+        """Returns how many are noted."""
+        return int(self._note_found([keys.found(lane)], [home, most, *queues]))
+
+    def show_found(self, home: str, waiting: int, believed_s: int) -> None:
+        self._show_found([keys.found_waiting(home)], [waiting, believed_s])
+
     def move(self, lane: str, queue: str, messages: Sequence[tuple[str, bytes]], *, most: int, wait_s: float) -> int:
         names = [
             keys.queues(lane), keys.delayed(queue), keys.delayed_raw(queue), keys.delayed(lane), keys.delayed_raw(lane)
@@ -175,6 +190,13 @@ class Scripts:
             pairs = [part for message in messages[at : at + BATCH_MAX] for part in message]
             moved += int(self._move(names, [queue, most, wait_s, *pairs]))
         return moved
+
+    def lead(
+        self, owner: str, lease_s: float, most: int, asked: Sequence[Sequence[Any]], released: Sequence[Sequence[str]]
+    ) -> list[bytes | int]:
+        """``asked``: book, its idle time, digests, and the oldest answer to each, in seconds; ``released``: book and digest."""
+        found: list[bytes | int] = self._lead([], [owner, lease_s, most, _packed((asked, released))])
+        return found
 
 
 class _Fields:
@@ -226,8 +248,7 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
 
 
 def _registered(client: redis.Redis, name: str) -> Any:
-    before = _source(SHARED[name]) if name in SHARED else ""
-    return client.register_script(before + _source(name))
+    return client.register_script("".join(map(_source, (*SHARED.get(name, ()), name))))
 
 
 @cache

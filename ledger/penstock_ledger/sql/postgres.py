@@ -14,6 +14,11 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import ExceptionContext
 
+__all__ = [
+    "COUNT_CONNECTIONS", "POOL_SIZE", "Connections", "Waits", "application_name", "open_engine", "wait_for_other_migrations",
+    "wait_longer",
+]  # fmt: skip
+
 APPLICATION: Final = "penstock"  # what our connections' names start with, in pg_stat_activity
 POOL_SIZE: Final = 4  # two threads that settle and begin, and two reads of large documents beside them
 POOL_WAIT_S: Final = 30.0  # for a connection of this process's pool to come free

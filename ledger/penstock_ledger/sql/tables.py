@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0004"  # the newest migration; revisions sort by their number
+HEAD: Final = "0006"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -68,6 +68,23 @@ feeds = Table(
     PrimaryKeyConstraint("job_id", "generation", name="feeds_pkey"),
 )
 
+# Parts of a source that several processes read at once. The feed's own row then has a leader, too, who reads nothing of it.
+shards = Table(
+    "shards",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("shard", Integer, nullable=False),  # from 1 on
+    Column("starts_at", Words, nullable=False),  # a cursor, and so are the next two
+    Column("ends_at", Words),  # NULL: at the end of the source
+    Column("cursor", Words, nullable=False),
+    Column("exhausted", Boolean, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("owner", Words),
+    Column("lease_until", Double),  # on the database server's clock
+    PrimaryKeyConstraint("job_id", "generation", "shard", name="shards_pkey"),
+)
+
 # One row per item that has ended: the primary key is what makes "one terminal state" true. In PostgreSQL there is a column
 # `seq` more, which the database fills, with an index: see stores/commit_order.py, which alone reads it.
 outcomes = Table(
@@ -78,7 +95,7 @@ outcomes = Table(
     Column("doc_id", Id, nullable=False),
     Column("kind", Words, nullable=False),  # 'result' or 'dead'
     Column("superseded_by", Integer),  # the generation that replays this dead letter; NULL = visible
-    Column("reason", Words),
+    Column("reason", Words),  # of a result: `dedup` or `cache` where no call was made for it
     Column("attempts", Integer, nullable=False),
     Column("calls", Integer, nullable=False),
     Column("prompt_tokens", BigInteger),
@@ -120,7 +137,7 @@ tallies = Table(
     Column("job_id", Id, nullable=False),
     Column("shard", Integer, nullable=False),
     Column("kind", Words, nullable=False),
-    Column("reason", Words, nullable=False),  # "" for results
+    Column("reason", Words, nullable=False),  # of results as in `outcomes`, "" for none
     Column("number", BigInteger, nullable=False),
     Column("after_retry", BigInteger, nullable=False),
     Column("calls", BigInteger, nullable=False),
@@ -140,6 +157,16 @@ spool = Table(
     Column("fed", Boolean, nullable=False),
     UniqueConstraint("job_id", "doc_id", name="spool_doc"),
     Index("spool_unfed", "job_id", "seq", sqlite_where=text("fed = 0"), postgresql_where=text("NOT fed")),
+)
+
+# Which rows of a table in a database a job has: their keys as they were at submit, in pages. See stores/source_keys.py.
+source_keys = Table(
+    "source_keys",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("page", Integer, nullable=False),
+    Column("packed", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("job_id", "page", name="source_keys_pkey"),
 )
 
 # Nothing writes or reads it any more. Processes of the release before, which go on through an upgrade, do both, so the table

@@ -27,7 +27,7 @@ from sqlalchemy import (
     tuple_,
 )
 
-from penstock_ledger.errors import PlaceLost
+from penstock_ledger.errors import OutcomesHeldBack, PlaceLost
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import outcomes
@@ -75,15 +75,23 @@ class CommitOrder:
         *,
         letters: bool = True,
         as_stored: bool = False,
+        whole: bool = False,
         page: int = PAGE,
     ) -> Iterator[tuple[Place, Result | DeadLetter]]:
         """All that was stored before the call and lies after ``after``. Raises PlaceLost when that is no place of the job.
 
         ``letters`` is whether dead letters are wanted; ``as_stored`` leaves embeddings as vectors.py packs them.
+        While a transaction may still commit earlier outcomes nothing is read; ``whole`` raises OutcomesHeldBack then.
         """
         if after is not None:
             self._check(job_id, after)
-        end = self._end(job_id)
+        try:
+            end = self._end(job_id)
+        except OutcomesHeldBack as error:
+            if whole:
+                raise
+            _log.warning("%s", error)
+            return
         if end is None:
             return
         make = _as_stored if as_stored else outcome_from
@@ -137,7 +145,10 @@ class CommitOrder:
             raise PlaceLost(job_id)
 
     def _end(self, job_id: str) -> int | None:
-        """The highest number below which no further row of the job will appear; None when nothing can be read now."""
+        """The highest number below which no further row of the job will appear; None when there is none at all.
+
+        Raises OutcomesHeldBack.
+        """
         highest = (
             select(self._number).select_from(outcomes).where(self._job == job_id).order_by(self._number.desc()).limit(1)
         )
@@ -149,13 +160,7 @@ class CommitOrder:
         writers = self._writers()
         while writers:
             if time.monotonic() > until:
-                _log.warning(
-                    "outcomes of job %s are held back: a transaction in the database has been writing outcomes for more "
-                    "than %g s; read again once it has ended",
-                    job_id,
-                    WRITERS_WAIT_S,
-                )
-                return None
+                raise OutcomesHeldBack(job_id, WRITERS_WAIT_S)
             time.sleep(WRITERS_LOOK_S)
             writers &= self._writers()
         return end

@@ -1,7 +1,7 @@
 """Feeds: the durable reading position of each generation of a job, and who may move it.
 
-One leader per feed, by a lease on the database's clock. The fence grows with every change of owner and with every
-rewind, so a feeder that was frozen in between cannot move the cursor afterwards.
+The source of a large job may be split: then each shard has a position and a leader of its own, and the feed's leader reads
+nothing, but sees to what was fed and ends the job. The transaction that ends the last shard ends the feed.
 """
 
 from __future__ import annotations
@@ -10,28 +10,29 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, exists, insert, select, update
 
 from penstock_ledger.errors import FeedLost
-from penstock_ledger.model import Feed, FeedKind, JobState
+from penstock_ledger.model import SHARDS, Feed, FeedKind, Shard
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import feeds, jobs, spool
+from penstock_ledger.sql.tables import feeds, shards, spool
 from penstock_ledger.stored_values import json_text
+from penstock_ledger.stores.leases import Leases, Moved, Name
+
+_FEEDS: Final = Leases(feeds)
+_SHARDS: Final = Leases(shards)
 
 # Built once: putting a statement together costs more than what the database does with it.
-_THE_FEED: Final = (feeds.c.job_id == bindparam("job"), feeds.c.generation == bindparam("nth"))
-_LOCKED_FEED: Final = select(feeds).where(*_THE_FEED).with_for_update()
-_LEASE: Final = (
-    update(feeds)
-    .where(*_THE_FEED)
-    .values(owner=bindparam("by"), lease_until=bindparam("until"), fence=bindparam("new_fence"))
-)
-_ADVANCE: Final = (
-    update(feeds)
-    .where(*_THE_FEED, feeds.c.owner == bindparam("by"), feeds.c.fence == bindparam("its_fence"))
-    .values(cursor=bindparam("to"), exhausted=bindparam("read"))
-)
 _OF_JOB: Final = select(feeds).where(feeds.c.job_id == bindparam("job")).order_by(feeds.c.generation)
+_SHARDS_OF_JOB: Final = (
+    select(shards).where(shards.c.job_id == bindparam("job")).order_by(shards.c.generation, shards.c.shard)
+)
+_THE_FEED: Final = (feeds.c.job_id == bindparam("job"), feeds.c.generation == bindparam("nth"))
+_LOCK_FEED: Final = select(feeds.c.fence).where(*_THE_FEED).with_for_update()
+_END_FEED: Final = update(feeds).where(*_THE_FEED).values(exhausted=True)
+_UNREAD: Final = select(
+    exists().where(shards.c.job_id == bindparam("job"), shards.c.generation == bindparam("nth"), ~shards.c.exhausted)
+)
 
 
 class FeedStore:
@@ -45,6 +46,14 @@ class FeedStore:
         of_job = {"job": job_id}
         return self._db.read(lambda connection: [feed_of(row) for row in connection.execute(_OF_JOB, of_job)])
 
+    def shards(self, job_id: str) -> list[tuple[Feed, str | None]]:
+        """The shards of its source, in the source's order, and who reads each or did last; none where it is not split."""
+
+        def read(connection: Connection) -> list[tuple[Feed, str | None]]:
+            return [(shard_of(row), row.owner) for row in connection.execute(_SHARDS_OF_JOB, {"job": job_id})]
+
+        return self._db.read(read)
+
     def lease_feed(self, job_id: str, generation: int, owner: str, ttl_s: float) -> Feed | None:
         """``lease_feeds`` of one feed; None when another process leads it, or there is no such feed."""
         return next(iter(self.lease_feeds([(job_id, generation)], owner, ttl_s)), None)
@@ -56,57 +65,63 @@ class FeedStore:
         """
 
         def lease(connection: Connection) -> list[Feed]:
-            leased: list[Feed] = []
-            for job_id, generation in sorted(names):  # in one order, so that two processes do not wait for each other
-                row = connection.execute(_LOCKED_FEED, {"job": job_id, "nth": generation}).one_or_none()
-                if row is None:
-                    continue
-                now = self._db.now(connection)
-                if row.owner not in (None, owner) and row.lease_until > now:
-                    continue
-                fence = row.fence if row.owner == owner else row.fence + 1
-                taken = {"job": job_id, "nth": generation, "by": owner, "until": now + ttl_s, "new_fence": fence}
-                connection.execute(_LEASE, taken)
-                leased.append(feed_of(row, fence=fence))
-            return leased
+            leased = _FEEDS.lease(connection, self._db, names, owner, ttl_s)
+            return [feed_of(row, fence=fence) for row, fence in leased]
 
         return self._db.write(lease) if names else []
 
-    def renew_feeds(self, owner: str, ttl_s: float) -> None:
-        """Stay the leader of what ``owner`` leads in jobs that run or are cancelled, for ``ttl_s`` seconds: one statement."""
-        now = self._db.clock()
-        led = select(jobs.c.job_id).where(jobs.c.state.in_((JobState.RUNNING, JobState.CANCELLING)))
-        query = (
-            update(feeds)
-            .where(feeds.c.job_id.in_(led))
-            .where(feeds.c.owner == owner, feeds.c.lease_until > now)
-            .values(lease_until=now + ttl_s)
-        )
-        self._db.write(lambda connection: connection.execute(query))
+    def lease_shards(self, names: Sequence[tuple[str, int, int]], owner: str, ttl_s: float) -> list[Feed]:
+        """``lease_feeds`` of shards, by job, generation and number."""
+
+        def lease(connection: Connection) -> list[Feed]:
+            leased = _SHARDS.lease(connection, self._db, names, owner, ttl_s)
+            return [shard_of(row, fence=fence) for row, fence in leased]
+
+        return self._db.write(lease) if names else []
+
+    def renew_feeds(self, owner: str, ttl_s: float, *, shards: bool = True) -> None:
+        """Stay the leader of what ``owner`` leads in jobs that run or are cancelled, for ``ttl_s`` seconds.
+
+        ``shards``: False for one that leads none, which saves a statement.
+        """
+
+        def renew(connection: Connection) -> None:
+            for leases in (_FEEDS, _SHARDS) if shards else (_FEEDS,):
+                leases.renew(connection, self._db, owner, ttl_s)
+
+        self._db.write(renew)
 
     def release_feed(self, feed: Feed, owner: str) -> None:
         """Let the next leader start at once. Nothing happens when ``owner`` no longer leads it."""
-        query = update(feeds).where(*_led_by(feed, owner)).values(owner=None, lease_until=None)
-        self._db.write(lambda connection: connection.execute(query))
+        leases, name = _named(feed)
+        self._db.write(lambda connection: leases.release(connection, name, owner, feed.fence))
 
     def advance_feed(self, feed: Feed, owner: str, *, cursor: dict[str, Any], exhausted: bool) -> None:
         """Make the reading position durable. Raises FeedLost when another feeder took over, or the feed was rewound."""
-        moved = {
-            "job": feed.job_id, "nth": feed.generation, "by": owner, "its_fence": feed.fence,
-            "to": json_text(cursor), "read": exhausted,
-        }  # fmt: skip
-        if self._db.write(lambda connection: connection.execute(_ADVANCE, moved).rowcount) == 0:
+        leases, name = _named(feed)
+        to = Moved(owner, feed.fence, json_text(cursor), exhausted)
+
+        def advance(connection: Connection) -> bool:
+            ends_feed = exhausted and feed.shard > 0
+            its_feed = {"job": feed.job_id, "nth": feed.generation}
+            if ends_feed:
+                connection.execute(_LOCK_FEED, its_feed)  # of two shards that end at once, the second sees both
+            if not leases.advance(connection, name, to):
+                return False
+            if ends_feed and not connection.execute(_UNREAD, its_feed).scalar_one():
+                connection.execute(_END_FEED, its_feed)
+            return True
+
+        if not self._db.write(advance):
             raise FeedLost(feed.job_id, feed.generation, feed.fence)
 
     def rewind_feeds(self, job_id: str) -> None:
         """Read everything of the job again from the start; the leader of a feed must lease it anew."""
-        back = update(feeds).where(feeds.c.job_id == job_id)
         unfed = update(spool).where(spool.c.job_id == job_id, spool.c.fed)
 
         def rewind(connection: Connection) -> None:
-            connection.execute(
-                back.values(cursor="{}", exhausted=False, owner=None, lease_until=None, fence=feeds.c.fence + 1)
-            )
+            _FEEDS.rewind(connection, job_id, "{}")
+            _SHARDS.rewind(connection, job_id, shards.c.starts_at)
             connection.execute(unfed.values(fed=False))
 
         self._db.write(rewind)
@@ -120,25 +135,33 @@ def add_feed(
     *,
     selection: dict[str, Any] | None = None,
     overrides: dict[str, Any] | None = None,
+    parts: Sequence[Shard] = (),
 ) -> Feed:
-    """Insert a feed at its start, as part of a larger transaction."""
-    feed = Feed(job_id, generation, kind, {}, False, 0, selection or {}, overrides or {})
+    """Insert a feed at its start, as part of a larger transaction. ``parts``: those of its source, where it is split."""
+    chosen = {SHARDS: len(parts)} if parts else selection or {}
+    feed = Feed(job_id, generation, kind, {}, False, 0, chosen, overrides or {})
     connection.execute(
         insert(feeds).values(
             job_id=job_id, generation=generation, kind=str(kind), cursor="{}", exhausted=False, fence=0,
             selection=json_text(feed.selection), overrides=json_text(feed.overrides),
         )
     )  # fmt: skip
+    rows = [
+        {
+            "job_id": job_id, "generation": generation, "shard": number, "starts_at": json_text(part.starts_at),
+            "ends_at": None if part.ends_at is None else json_text(part.ends_at),
+            "cursor": json_text(part.starts_at), "exhausted": False, "fence": 0,
+        }
+        for number, part in enumerate(parts, start=1)
+    ]  # fmt: skip
+    if rows:
+        connection.execute(insert(shards), rows)
     return feed
 
 
-def _led_by(feed: Feed, owner: str) -> tuple[Any, ...]:
-    return (
-        feeds.c.job_id == feed.job_id,
-        feeds.c.generation == feed.generation,
-        feeds.c.owner == owner,
-        feeds.c.fence == feed.fence,
-    )
+def _named(feed: Feed) -> tuple[Leases, Name]:
+    name = (feed.job_id, feed.generation)
+    return (_SHARDS, (*name, feed.shard)) if feed.shard else (_FEEDS, name)
 
 
 def feed_of(row: Row[Any], *, fence: int | None = None) -> Feed:
@@ -151,4 +174,18 @@ def feed_of(row: Row[Any], *, fence: int | None = None) -> Feed:
         fence=row.fence if fence is None else fence,
         selection=orjson.loads(row.selection),
         overrides=orjson.loads(row.overrides),
+    )
+
+
+def shard_of(row: Row[Any], *, fence: int | None = None) -> Feed:
+    """Only sources are split: a replay's documents are few, and an open job's come one after the other."""
+    return Feed(
+        job_id=row.job_id,
+        generation=row.generation,
+        kind=FeedKind.SOURCE,
+        cursor=orjson.loads(row.cursor),
+        exhausted=bool(row.exhausted),
+        fence=row.fence if fence is None else fence,
+        shard=row.shard,
+        ends_at=None if row.ends_at is None else orjson.loads(row.ends_at),
     )

@@ -17,6 +17,7 @@ from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.feeds import FeedStore, add_feed
 from penstock_ledger.stores.outcome_insert import insert_outcomes
 from penstock_ledger.stores.outcome_rows import letter_row
+from penstock_ledger.stores.source_keys import insert_pages
 from penstock_ledger.stores.tallies import grouped, subtract
 
 STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
@@ -38,14 +39,15 @@ _NAMED: Final = select(jobs).where(or_(jobs.c.job_id == bindparam("name"), jobs.
 class JobStore(FeedStore):
     """The jobs table and, inherited, the feeds."""
 
-    def create(self, job: NewJob, refused: Iterable[DeadLetter] = ()) -> tuple[Job, bool]:
+    def create(self, job: NewJob, refused: Iterable[DeadLetter] = (), keys: Iterable[bytes] = ()) -> tuple[Job, bool]:
         """Accept a job, its first feed, and its refused rows in one transaction.
 
+        ``keys`` are the pages of the rows' keys, where the source is a table; they may be read twice.
         Returns the job and whether it is new: the same key again returns the job that has it.
         Raises JobConflict when the key is taken by a job with another digest.
         """
         letters = list(refused)  # the transaction may be repeated
-        created, row = self._db.write(lambda connection: self._create(connection, job, letters))
+        created, row = self._db.write(lambda connection: self._create(connection, job, letters, keys))
         if row.digest != job.digest:
             raise JobConflict(job.job_key, row.job_id, _differences(job_of(row), job))
         return job_of(row), created
@@ -118,7 +120,9 @@ class JobStore(FeedStore):
         chosen = dict(overrides or {})
         return self._db.write(lambda connection: _replay(connection, job_id, reason, doc_ids, chosen))
 
-    def _create(self, connection: Connection, job: NewJob, refused: Iterable[DeadLetter]) -> tuple[bool, Row[Any]]:
+    def _create(
+        self, connection: Connection, job: NewJob, refused: Iterable[DeadLetter], keys: Iterable[bytes]
+    ) -> tuple[bool, Row[Any]]:
         dialect = sqlite if self._db.is_sqlite else postgresql
         values = {
             "job_id": job.job_id, "job_key": job.job_key, "spec": json_text(job.spec),
@@ -127,8 +131,9 @@ class JobStore(FeedStore):
         }  # fmt: skip
         created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
         if created:
-            add_feed(connection, job.job_id, 1, job.feed_kind)
+            add_feed(connection, job.job_id, 1, job.feed_kind, parts=job.shards)
             _insert_refused(connection, refused)
+            insert_pages(connection, job.job_id, keys)
         return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
 
 
@@ -142,7 +147,7 @@ def _differences(known: Job, new: NewJob) -> list[str]:
     places = [str(source.get("uri", source.get("kind"))) for source in (known.source, new.source)]
     if places[0] != places[1]:
         differences.append(f"source was {places[0]}, is now {places[1]}")
-    elif any(known.source.get(name) != new.source.get(name) for name in ("sha256", "etag", "size")):
+    elif any(known.source.get(name) != new.source.get(name) for name in ("sha256", "etag", "size", "keys_sha256")):
         differences.append(f"the content of {places[0]} has changed")
     return differences
 

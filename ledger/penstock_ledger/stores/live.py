@@ -6,7 +6,7 @@ Jobs change seldom and are looked at several times a second, so a row is parsed 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,8 +14,8 @@ from sqlalchemy import Connection, Row, select
 
 from penstock_ledger.model import Feed, Job
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import feeds, jobs
-from penstock_ledger.stores.feeds import feed_of
+from penstock_ledger.sql.tables import feeds, jobs, shards
+from penstock_ledger.stores.feeds import feed_of, shard_of
 from penstock_ledger.stores.jobs import LIVE, job_of
 
 
@@ -25,6 +25,7 @@ class LiveFeed(NamedTuple):
     feed: Feed
     owner: str | None
     lease_s: float  # how long the owner's lease still lasts; 0 and less: it is over, or there is none
+    shards: tuple[LiveFeed, ...] = ()  # of a feed that is split: those that are not read to their end
 
     def led_by(self, owner: str) -> bool:
         return self.owner == owner and self.lease_s > 0
@@ -52,21 +53,42 @@ class LiveJobs:
         self._live_feeds = (
             select(feeds, database.clock().label("now")).where(of_live).order_by(feeds.c.job_id, feeds.c.generation)
         )
+        unread = shards.c.job_id.in_(select(jobs.c.job_id).where(is_live)) & ~shards.c.exhausted
+        self._unread_shards = (
+            select(shards, database.clock().label("now"))
+            .where(unread)
+            .order_by(shards.c.job_id, shards.c.generation, shards.c.shard)
+        )
         self._jobs = _Parsed(lambda row: row.job_id, job_of)
         self._feeds = _Parsed(lambda row: (row.job_id, row.generation), feed_of)
+        self._shards = _Parsed(lambda row: (row.job_id, row.generation, row.shard), shard_of)
 
     def look(self) -> list[LiveJob]:
-        """Every job that is not over, oldest first. Two statements, and one where there is none."""
-        job_rows, feed_rows = self._db.read(self._select)
-        by_job = defaultdict[str, list[LiveFeed]](list)
-        for feed, row in zip(self._feeds.of(feed_rows), feed_rows, strict=True):
-            lease_s = 0.0 if row.lease_until is None else row.lease_until - row.now
-            by_job[feed.job_id].append(LiveFeed(feed, row.owner, lease_s))
-        return [LiveJob(job, tuple(by_job[job.job_id])) for job in self._jobs.of(job_rows)]
+        """Every job that is not over, oldest first. One statement where there is none, and at most three."""
+        return self._db.read(self._look)
 
-    def _select(self, connection: Connection) -> tuple[list[Row[Any]], list[Row[Any]]]:
-        job_rows = list(connection.execute(self._live_jobs))
-        return job_rows, list(connection.execute(self._live_feeds)) if job_rows else []
+    def _look(self, connection: Connection) -> list[LiveJob]:
+        found = self._jobs.of(list(connection.execute(self._live_jobs)))
+        rows = list(connection.execute(self._live_feeds)) if found else []
+        feeds_found = self._feeds.of(rows)
+        split = self._split(connection) if any(feed.shards and not feed.exhausted for feed in feeds_found) else {}
+        by_job = defaultdict[str, list[LiveFeed]](list)
+        for feed, row in zip(feeds_found, rows, strict=True):
+            its_shards = tuple(split.get((feed.job_id, feed.generation), ()))
+            by_job[feed.job_id].append(LiveFeed(feed, row.owner, _lease_s(row), its_shards))
+        return [LiveJob(job, tuple(by_job[job.job_id])) for job in found]
+
+    def _split(self, connection: Connection) -> Mapping[tuple[str, int], list[LiveFeed]]:
+        """Shards that are not read to their end, by job and generation."""
+        rows = list(connection.execute(self._unread_shards))
+        split = defaultdict[tuple[str, int], list[LiveFeed]](list)
+        for shard, row in zip(self._shards.of(rows), rows, strict=True):
+            split[shard.job_id, shard.generation].append(LiveFeed(shard, row.owner, _lease_s(row)))
+        return split
+
+
+def _lease_s(row: Row[Any]) -> float:
+    return 0.0 if row.lease_until is None else float(row.lease_until - row.now)
 
 
 T = TypeVar("T")

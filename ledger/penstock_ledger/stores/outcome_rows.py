@@ -33,7 +33,7 @@ def result_row(result: Result, now: float) -> OutcomeRow:
         *result.key,
         RESULT,
         None,
-        None,
+        result.reason,
         bounded_count(result.attempts),
         bounded_count(result.calls),
         bounded_figure(result.prompt_tokens),

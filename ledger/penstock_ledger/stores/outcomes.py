@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, litera
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Result
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import feeds, outcomes
-from penstock_ledger.stores.outcome_insert import insert_outcomes, terminal_keys
+from penstock_ledger.stores.outcome_insert import KEYS_MAX, insert_outcomes, terminal_keys
 from penstock_ledger.stores.outcome_rows import (
     KEY_COLUMNS,
     RESULT_COLUMNS,
@@ -21,6 +21,7 @@ from penstock_ledger.stores.outcome_rows import (
     outcome_from,
     result_from,
     result_row,
+    stored_result_from,
 )
 from penstock_ledger.stores.tallies import counts_from, grouped, tallied
 from penstock_ledger.vectors import MAGIC, Vectors, unpack
@@ -92,6 +93,21 @@ class OutcomeStore:
         )
         row = self._db.read(lambda connection: connection.execute(query).first())
         return None if row is None else outcome_from(row)
+
+    def stored_results(self, keys: Iterable[ItemKey]) -> dict[ItemKey, Result]:
+        """Those of ``keys`` that have a result, embeddings as they are stored."""
+        feeds: dict[tuple[str, int], list[str]] = {}
+        for job_id, generation, doc_id in keys:
+            feeds.setdefault((job_id, generation), []).append(doc_id)
+        found: list[Result] = []
+        for (job_id, generation), docs in feeds.items():
+            query = select(*RESULT_COLUMNS).where(
+                outcomes.c.job_id == job_id, outcomes.c.generation == generation, _IS_RESULT, _VISIBLE
+            )
+            for start in range(0, len(docs), KEYS_MAX):
+                rows = self._rows(query.where(outcomes.c.doc_id.in_(docs[start : start + KEYS_MAX])))
+                found += map(stored_result_from, rows)
+        return {result.key: result for result in found}
 
     def results(self, job_id: str, page: int = PAGE) -> Iterator[Result]:
         """Visible results by generation and document id."""

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Delete, Table, delete, select, tuple_
 
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import jobs, metadata, outcomes, tallies
+from penstock_ledger.stores.provenance import forget_provenance
 
 ROWS_PER_STEP: Final = 1_000  # with bodies of some kilobytes, a step writes some megabytes of journal
 
@@ -21,6 +22,7 @@ def purge_job(database: Database, job_id: str) -> int:
     for table in metadata.sorted_tables:
         if "job_id" in table.columns and table not in (outcomes, jobs):
             _empty(database, table, job_id)
+    database.write(lambda connection: forget_provenance(connection, job_id))
     _empty(database, jobs, job_id)
     # Outcomes are inserted only where their job is. Those that came between their table's turn and the job's go now.
     for table in (outcomes, tallies):

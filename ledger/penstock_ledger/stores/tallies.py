@@ -26,7 +26,7 @@ _WHICH_OF_ROW: Final = itemgetter(*map(COLUMNS.index, ("job_id", "kind", "reason
 _ATTEMPTS: Final = COLUMNS.index("attempts")
 _SUMMED: Final = tuple(map(COLUMNS.index, _FIGURES[2:]))
 
-Which = tuple[str, str, str]  # job, kind, reason ("" for results, which have none)
+Which = tuple[str, str, str]  # job, kind, reason ("" for results that were asked for)
 Query = Select[*tuple[Any, ...]]
 
 
@@ -72,15 +72,17 @@ def tallied() -> Query:
 def counts_from(rows: Sequence[Row[Any]]) -> Counts:
     dead = {row.reason: int(row.number) for row in rows if row.kind == DEAD and row.number}
     results = [row for row in rows if row.kind != DEAD]
+    asked = [row for row in rows if row.kind == DEAD or not row.reason]  # the others show the tokens of another's call
     return Counts(
         succeeded=sum(int(row.number) for row in results),
         succeeded_after_retry=sum(int(row.after_retry) for row in results),
         dead=sum(dead.values()),
         dead_by_reason=dead,
         calls=sum(int(row.calls) for row in rows),
-        prompt_tokens=sum(int(row.prompt_tokens) for row in rows),
-        completion_tokens=sum(int(row.completion_tokens) for row in rows),
+        prompt_tokens=sum(int(row.prompt_tokens) for row in asked),
+        completion_tokens=sum(int(row.completion_tokens) for row in asked),
         cost_microusd=sum(int(row.cost_microusd) for row in rows),
+        reused={row.reason: int(row.number) for row in results if row.reason and row.number},
     )
 
 

@@ -19,16 +19,14 @@ from penstock_producer.feed.prefix_order import in_prefix_order
 from penstock_producer.feed.routes import Routes
 from penstock_producer.feed.tracing import SendSpans
 from penstock_producer.feed.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
-from penstock_producer.refusals import refused
+from penstock_producer.refusals import changed_since, refused
 from penstock_producer.rows import BadRow, Cursor, Document, Source
 
 __all__ = ["Feeder"]
 
-# Rows that are read before they are published: what a job in prefix order sorts together, and what the feeder holds in
-# memory. The ledger cuts them into calls of the size that Redis takes at once.
+# Held in memory, and sorted together in prefix order; the ledger cuts them into calls of the size that Redis takes at once.
 ROWS_READ: Final = 5_000
 BYTES_READ: Final = 16 * 1024 * 1024  # of request bodies; the sort keys of a job in prefix order are as much again
-
 
 # Takes documents, returns how many of them were published and how many were skipped.
 Handler = Callable[[Sequence[Document]], tuple[int, int]]
@@ -146,7 +144,8 @@ class Feeder:
         if not rows:
             return FeedStep(exhausted=exhausted)
         documents = [row for row in rows if isinstance(row, Document) and row.line not in self._refused_lines]
-        self._settle_bad([row for row in rows if isinstance(row, BadRow)])
+        if bad := [row for row in rows if isinstance(row, BadRow)]:
+            self._settle_bad(bad)
         published, skipped = handle(documents) if documents else (0, 0)
         self.source.mark_published(documents)
         self._cursor = rows[-1].cursor
@@ -168,10 +167,11 @@ class Feeder:
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:
-        """Refused rows of a file were settled at submit; those of a replay are settled here, or the job never ends."""
-        if self.feed.kind is FeedKind.SOURCE or not rows:
-            return
-        self.stores.outcomes.settle([], [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None])
+        """Those of a file were settled at submit; those of a replay, and rows that changed since, or the job never ends."""
+        if self.feed.kind is FeedKind.SOURCE:
+            rows = changed_since(rows, self._refused_lines)
+        if letters := [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None]:
+            self.stores.outcomes.settle([], letters)
 
     def _move_cursor(self, exhausted: bool) -> None:
         self.stores.jobs.advance_feed(self.feed, self._owner, cursor=self._cursor, exhausted=exhausted)

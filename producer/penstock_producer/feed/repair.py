@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from penstock_ledger.model import FeedKind
+from penstock_ledger.model import DeadLetter, FeedKind
+from penstock_producer.errors import RowChanged
 from penstock_producer.feed.feed_step import FeedStep
 from penstock_producer.feed.feeder import Feeder
-from penstock_producer.refusals import written_off
+from penstock_producer.refusals import lost, written_off
 from penstock_producer.rows import Document
 
 __all__ = ["republish", "write_off"]
 
 
 def republish(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
-    """Publish (document id, position) pairs again that are in the window and have no message. Returns how many."""
-    return feeder.publish((feeder.source.fetch(position) for _, position in missing), again=True).published
+    """Publish (document id, position) pairs again that are in the window and have no message. Returns how many.
+
+    Rows of a table that have changed meanwhile become dead letters.
+    """
+    changed: list[DeadLetter] = []
+
+    def found() -> Iterator[Document]:
+        for doc_id, position in missing:
+            try:
+                yield feeder.source.fetch(position)
+            except RowChanged as error:
+                changed.append(lost(feeder.key(doc_id), str(error)))
+
+    published = feeder.publish(found(), again=True).published
+    if changed:
+        _settle(feeder, changed)
+    return published
 
 
 def write_off(feeder: Feeder, limit: int) -> FeedStep:
@@ -26,14 +42,16 @@ def write_off(feeder: Feeder, limit: int) -> FeedStep:
     feed, stores = feeder.feed, feeder.stores
 
     def settle(documents: Sequence[Document]) -> tuple[int, int]:
-        letters = [written_off(document, feeder.key(document.doc_id)) for document in documents]
-        finished = stores.outcomes.settle([], letters)
-        marks = [(letter.key.doc_id, letter.key not in finished) for letter in letters]
-        stores.hot.rehydrate(
-            feed.job_id, feed.generation, marks, feeder.buckets
-        )  # this takes them out of the window, too
+        _settle(feeder, [written_off(document, feeder.key(document.doc_id)) for document in documents])
         return 0, 0
 
     if feed.kind is FeedKind.SPOOL:
         stores.jobs.close(feed.job_id)
     return feeder.advance(limit, settle)
+
+
+def _settle(feeder: Feeder, letters: Sequence[DeadLetter]) -> None:
+    feed, stores = feeder.feed, feeder.stores
+    finished = stores.outcomes.settle([], letters)
+    marks = [(letter.key.doc_id, letter.key not in finished) for letter in letters]
+    stores.hot.rehydrate(feed.job_id, feed.generation, marks, feeder.buckets)  # this takes them out of the window, too

@@ -5,12 +5,16 @@ A spec that was accepted by an earlier release is not asked again: workers read 
 
 from __future__ import annotations
 
+import logging
+
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 
-__all__ = ["check_acceptable"]
+__all__ = ["beyond_budget", "check_acceptable", "check_estimate"]
+
+log = logging.getLogger(__name__)
 
 
 def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
@@ -24,8 +28,36 @@ def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
         fix = "leave it out; a provider may have a parameter of its own, such as --param output_dtype=int8"
         why = f"lane {spec.lane} stores vectors as they come"
         raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
+    if spec.fallback is not None and has_own_model(spec.lane):
+        fix = (
+            f'use lane "{DEFAULT_LANE}", or run a second job: penstock submit --from-job JOB --where reason=… --model …'
+        )
+        why = f"a worker of lane {spec.lane} answers with its own model"
+        raise SpecError([Problem("invalid_value", "/fallback", why, fix)])
     if spec.budget_usd is not None:
         _check_budget(spec, provider)
+
+
+def beyond_budget(budget_usd: float | None, estimated_usd: float) -> str | None:
+    """What to say where a job may cost more than its budget; None where it may not."""
+    if budget_usd is None or estimated_usd <= budget_usd:
+        return None
+    return (
+        f"the job may cost about {estimated_usd:.2g} USD, as its first documents say, and its budget is {budget_usd:g} USD: it "
+        "would be paused on the way"
+    )
+
+
+def check_estimate(spec: JobSpec, estimated_usd: float) -> None:
+    """Raises SpecError for a job that may cost more than its budget, where it asks for that; else warns in the log."""
+    words = beyond_budget(spec.budget_usd, estimated_usd)
+    if words is None:
+        return
+    if spec.over_budget == "warn":
+        log.warning("%s", words)
+        return
+    fix = "raise budget_usd, shorten documents or max_tokens, or let over_budget warn"
+    raise SpecError([Problem("budget_below_estimate", "/budget_usd", words, fix)])
 
 
 def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:

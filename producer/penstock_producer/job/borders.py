@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.job.fallback import may_name_a_provider, provider_and_model
 from penstock_producer.job.hook_paths import is_allowed
 from penstock_producer.job.spec import JobSpec
 
@@ -31,6 +32,9 @@ class DoorSettings(BaseModel):
     max_weight: Annotated[float, Field(gt=0, le=100)] = 10.0  # only the operator gives a job a larger part of the fleet
     max_timeout_s: Annotated[float, Field(gt=0)] = 900.0  # a slot is taken for as long as a request may last
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 10  # each may be paid for
+    into: tuple[
+        str, ...
+    ] = ()  # databases that remote jobs may name in `into`, written alike: their rows go in with our rights
     push_into: Literal["remote", "any"] = "remote"  # open jobs that documents may be pushed into: opened here, or any
     submit_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # for one task: reading and checking its source
     max_crashes: Annotated[int, Field(ge=1, le=100)] = (
@@ -57,6 +61,7 @@ class Borders:
             ("weight", spec.weight, "max_weight", doors.max_weight),
             ("timeout_s", spec.timeout_s, "max_timeout_s", doors.max_timeout_s),
             ("max_attempts", spec.max_attempts, "max_attempts", doors.max_attempts),
+            ("schema_repairs", spec.schema_repairs, "max_attempts", doors.max_attempts),
         )
         for name, value, setting, cap in caps:
             if value > cap:
@@ -68,9 +73,20 @@ class Borders:
             )
         if doors.providers is not None and spec.provider not in doors.providers:
             yield _problem("provider", spec.provider, f"the setting doors.providers allows {_listed(doors.providers)}")
+        if doors.providers is not None:
+            yield from _fallback_problems(spec.fallback or (), doors.providers)
+        if spec.into is not None and spec.into not in doors.into:
+            yield _problem("into", spec.into, f"the setting doors.into allows {_listed(doors.into)}")
         for name, path in (("preprocess", spec.preprocess), ("postprocess", spec.postprocess)):
             if path is not None and not is_allowed(path, self.hook_modules):
                 yield _problem(name, path, f"the setting hook_modules allows {_listed(self.hook_modules)}")
+
+
+def _fallback_problems(models: Sequence[str], providers: Sequence[str]) -> Iterable[Problem]:
+    for model in models:
+        if may_name_a_provider(model) and provider_and_model(model, providers)[0] is None:
+            why = f"the setting doors.providers allows {_listed(providers)}; a model whose name has a slash stands behind one"
+            yield _problem("fallback", model, why)
 
 
 def _problem(name: str, value: object, why: str) -> Problem:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import codecs
 from typing import Final, Literal
 
-Format = Literal["jsonl", "csv", "tsv", "parquet", "arrow"]
+Format = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "text"]
 
 JSONL: Final = "jsonl"
 CSV: Final = "csv"
 TSV: Final = "tsv"
 PARQUET: Final = "parquet"
 ARROW: Final = "arrow"
+TEXT: Final = "text"  # each file of a folder is one document
 COLUMNAR: Final = frozenset({PARQUET, ARROW})  # entered by row group, not read from the start
 
 UTF_8: Final = "utf-8"

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.lanes import DEFAULT_LANE, lanes_in_words
 
-__all__ = ["OPTIONS", "FlagForm", "Option"]
+__all__ = ["OPTIONS", "SINK_FIELDS", "FlagForm", "Option"]
 
 
 class FlagForm(StrEnum):
@@ -25,6 +25,8 @@ class FlagForm(StrEnum):
     ROWS = "number or share"  # 100, or 1%
     PAIRS = "name=value"  # repeated
     FILE = "file"  # of JSON
+    LINES = "file of lines"  # of JSON, one value each
+    LIST = "text, repeated"
     SWITCH = "switch"  # --x or --no-x
 
 
@@ -68,11 +70,45 @@ _TABLE: Final = (
         "fields",
     ),
     Option("system", "A system message before the prompt.", from_file=True),
+    Option(
+        "messages_field",
+        "A column that holds the chat messages, each with role and content, as a list or as JSON text; in the place of a "
+        "prompt.",
+    ),
+    Option(
+        "examples",
+        "Examples that go before each document, from a file of JSON Lines: input and output, or messages; docs/prompts.md.",
+        form=FlagForm.LINES, metavar="FILE",
+    ),
+    Option(
+        "truncate",
+        "Cut the text of a column before it goes into the prompt, e.g. text=8000 (characters: their beginning), text=8000:tail "
+        "(their end) or text=8000:ends (both); rows that were cut are counted.",
+        form=FlagForm.PAIRS,
+    ),
+    Option(
+        "compress_prompt",
+        "Send runs of blanks as one blank and runs of blank lines as one, but not in code fences and quoted lines.",
+        False, FlagForm.SWITCH,
+    ),
+    Option(
+        "image_fields",
+        "A column that names images, which go behind the prompt: https:// addresses are passed on, files beside the source and "
+        "s3:// objects are put into the request; docs/prompts.md.",
+        form=FlagForm.LIST, flag="image-field", metavar="COLUMN",
+    ),
+    Option(
+        "audio_fields", "A column that names sounds: files beside the source and s3:// objects, put into the request.",
+        form=FlagForm.LIST, flag="audio-field", metavar="COLUMN",
+    ),
     Option("id_field", "The field of a plain record that names the document.", "id"),
     Option(
         "format",
-        "What the rows of the source are: jsonl, csv, tsv, parquet or arrow; left out, its name says it, or its first bytes.",
+        "What the source holds: rows of jsonl, csv, tsv, parquet or arrow, or text, where each file of a folder is a document; "
+        "left out, names say it, or the first bytes.",
     ),
+    Option("table", "The table that a database as the source is read from, e.g. tickets or sales.tickets."),
+    Option("query", "The SELECT that a database as the source is read by, in the place of a table.", from_file=True),
     Option("encoding", "The encoding of CSV and TSV that is not UTF-8, e.g. cp1252, latin-1 or shift_jis."),
     Option(
         "params", "A request parameter, e.g. max_tokens=200 or temperature=0; one of the provider's own is x.NAME.",
@@ -92,6 +128,10 @@ _TABLE: Final = (
     Option(
         "budget_usd", "Pause the job when it has cost this much; needs the provider's prices (usd_per_mtok_in and _out).",
         form=FlagForm.NUMBER,
+    ),
+    Option(
+        "over_budget", "What to do where the job may cost more than its budget, as its first documents say: warn, or refuse it.",
+        "warn",
     ),
     Option("max_bad_rows", "Unusable rows to accept as dead letters: a number or a share.", "1%", FlagForm.ROWS),
     Option(
@@ -122,11 +162,63 @@ _TABLE: Final = (
         form=FlagForm.SWITCH,
     ),
     Option(
-        "response_schema", "A JSON schema that the text of every answer must satisfy; other answers are retried.",
-        form=FlagForm.FILE, metavar="FILE",
+        "feeders",
+        "Into how many parts the source is split at most, each read by a feeder of its own in any control process; left out, "
+        "by its size.",
+        form=FlagForm.WHOLE,
     ),
+    Option(
+        "response_schema",
+        "A JSON schema that the text of every answer must satisfy: a file, or a Pydantic model by its import path, "
+        "package.module:Model.",
+        form=FlagForm.FILE, metavar="FILE|MODULE:MODEL",
+    ),
+    Option(
+        "schema_repairs",
+        "How often a document is asked again, with its answer and what is wrong with it, when the answer does not satisfy "
+        "response_schema; 0 repeats the request once as it was.",
+        2, FlagForm.WHOLE,
+    ),
+    Option(
+        "fallback",
+        "A model that is asked before a document is a dead letter, in their order; PROVIDER/MODEL for one of another configured "
+        "provider.",
+        form=FlagForm.LIST, metavar="MODEL",
+    ),
+    Option(
+        "fallback_on",
+        "A reason of a dead letter that goes to fallback instead; left out: answer_cut, content_filter, context_overflow, "
+        "invalid_result and schema_mismatch.",
+        form=FlagForm.LIST, metavar="REASON",
+    ),
+    Option(
+        "dedup",
+        "Send equal requests of the job once: on where the answer would be the same (embeddings, temperature 0), always, or off; "
+        "docs/cache.md.",
+        "off",
+    ),
+    Option(
+        "cache_s",
+        "Take answers to equal requests of the tenant's earlier jobs that are no older than this, e.g. 24h; 1m to 30d.",
+        form=FlagForm.DURATION, flag="cache",
+    ),
+    Option("output_format", "The results as a table as well, with a row for every document: csv or parquet; jsonl adds none."),
+    Option(
+        "escape_formulas", "CSV: an apostrophe in front of what a spreadsheet would run.", form=FlagForm.SWITCH,
+    ),
+    Option(
+        "into",
+        "A database that results are written into, by id: sqlite:///file or postgresql://… without a password, or env:NAME, "
+        "the variable that holds the URL where the writing process runs.",
+        metavar="URL",
+    ),
+    Option("into_table", "The table of --into; made where there is none.", metavar="T"),
+    Option("into_id", "The column of that table that names the document.", "id", metavar="COLUMN"),
     Option("provider", "Which of the configured providers answers, by its name in penstock.toml.", "default"),
 )  # fmt: skip
 
 OPTIONS: Final[Mapping[str, Option]] = {option.field: option for option in _TABLE}
 """By the spec's field, in the order of the flags."""
+
+SINK_FIELDS: Final = frozenset({"output_format", "escape_formulas", "into", "into_table", "into_id"})
+"""Where results go, which decides nothing about what they are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,6 +12,7 @@ from penstock_producer.job.endpoints import SCORING
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.prompts.messages import leading_system
 
 # Where the text of a document goes, by the end of the endpoint's path.
 _TEXT_FIELDS = {
@@ -22,6 +23,12 @@ _TEXT_FIELDS = {
     "/moderations": "input",
     "/classify": "input",
 }
+_OF_CHATS = (
+    "messages_field",
+    "examples",
+    "image_fields",
+    "audio_fields",
+)  # options that only requests with messages can follow
 
 
 def text_field(endpoint: str) -> str | None:
@@ -36,9 +43,12 @@ _dump = orjson.dumps
 
 
 class BodyBuilder:
-    """Builds the body for one rendered text. Raises SpecError when the spec does not say enough to build one."""
+    """Builds the body for one rendered text. Raises SpecError when the spec does not say enough to build one.
 
-    def __init__(self, spec: JobSpec) -> None:
+    ``examples`` are messages that go before each document.
+    """
+
+    def __init__(self, spec: JobSpec, examples: Sequence[Mapping[str, Any]] = ()) -> None:
         field = text_field(spec.endpoint)
         problem = _problem(spec, field)
         if field is None or problem is not None:
@@ -47,20 +57,34 @@ class BodyBuilder:
         tail = spec.sent_params()
         # Where a document may bring its own value, the job's is put in with each, so that no name stands there twice.
         self._defaults = {name: tail.pop(name) for name in as_sent(spec.param_fields) if name in tail}
+        self._system: list[Mapping[str, Any]] = []
+        self._examples = examples
         before, after = b"", b""
         if field == "messages":
-            system = b"" if spec.system is None else _dump({"role": "system", "content": spec.system}) + b","
-            before, after = b"[" + system + b'{"role":"user","content":', b"}]"
+            self._system = [] if spec.system is None else [{"role": "system", "content": spec.system}]
+            first = b"".join(_dump(message) + b"," for message in (*self._system, *examples))
+            before, after = b"[" + first + b'{"role":"user","content":', b"}]"
         elif spec.system is not None:
             tail["instructions"] = spec.system
-        self._before = (_dump(head)[:-1] + b"," if head else b"{") + _dump(field) + b":" + before
-        self._after = after + (b"," + _dump(tail)[1:] if tail else b"}")
+        self._head = (_dump(head)[:-1] + b"," if head else b"{") + _dump(field) + b":"
+        self._tail = b"," + _dump(tail)[1:] if tail else b"}"
+        self._before, self._after = self._head + before, after + self._tail
 
-    def __call__(self, text: str, params: Mapping[str, Any] | None = None) -> bytes:
-        """``params`` are the document's own, as they are sent."""
-        own = {**self._defaults, **params} if params else self._defaults
-        after = self._after[:-1] + b"," + _dump(own)[1:] if own else self._after
-        return b"".join((self._before, _dump(text), after))
+    def __call__(self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> bytes:
+        """``content`` is a text, or the parts of a chat message. ``params`` are the document's own, as they are sent."""
+        end = self._end(self._after, params) if params or self._defaults else self._after
+        return b"".join((self._before, _dump(content), end))
+
+    def of_messages(self, messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> bytes:
+        """For a document that is chat messages: the job's own go before, examples behind the document's system message."""
+        first = leading_system(messages)
+        whole = [*self._system, *messages[:first], *self._examples, *messages[first:]]
+        end = self._end(self._tail, params) if params or self._defaults else self._tail
+        return b"".join((self._head, _dump(whole), end))
+
+    def _end(self, end: bytes, params: Mapping[str, Any] | None) -> bytes:
+        """With the document's own parameters in the place of the job's."""
+        return end[:-1] + b"," + _dump({**self._defaults, **(params or {})})[1:]
 
 
 def _problem(spec: JobSpec, field: str | None) -> Problem | None:
@@ -68,6 +92,11 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
         known = ", ".join(suffix if suffix in SCORING else f"/v1{suffix}" for suffix in _TEXT_FIELDS)
         fix = f"prompts go to {known}; send others as OpenAI Batch lines"
         return Problem("invalid_value", "/endpoint", f"a prompt cannot be sent to {spec.endpoint}", fix)
+    if field != "messages":
+        for name in _OF_CHATS:
+            if getattr(spec, name):
+                why = f"{spec.endpoint} takes no chat messages"
+                return Problem("invalid_value", f"/{name}", why, "use the endpoint /v1/chat/completions")
     if spec.model is None and not has_own_model(spec.lane):
         return Problem("missing_field", "/model", "a prompt needs a model", "name one (--model)")
     if spec.system is not None and field != "messages" and not spec.endpoint.endswith("/responses"):

@@ -18,10 +18,6 @@ RUN_OPTIONS: Final[Mapping[str, str]] = {
     "state": "Folder of the queue and the ledger (default: OUT/.penstock).",
     "workers": f"Worker processes (default: {DEFAULT_WORKERS}; with a model in them: {DEFAULT_ENGINES}).",
     "concurrency": "Requests in flight per worker process.",
-    "output_format": "jsonl, csv or parquet. The tables have a row for every document.",
-    "escape_formulas": "CSV: an apostrophe in front of what a spreadsheet would run.",
-    "into": "A database that results are written into, by id: sqlite:///file, postgresql://…",
-    "into_table": "The table of --into; made where there is none.",
     "sample": (
         "Only so many documents, spread over the source, as a job of its own in OUT/sample-…; "
         "the run of all takes its results over."

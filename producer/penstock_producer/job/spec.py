@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -18,28 +18,41 @@ from pydantic import (
     model_validator,
 )
 
+from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import VectorType
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
+from penstock_producer.job.fallback import MAX_FALLBACKS, USUAL_REASONS, FallbackModel, FallbackReason
 from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
-from penstock_producer.job.options import OPTIONS
+from penstock_producer.job.options import OPTIONS, SINK_FIELDS
 from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems
+from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
 from penstock_producer.job.response_schema import schema_problems
+from penstock_producer.job.sinks import sink_problems
+from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
+from penstock_producer.prompts.truncate import cut_of
 
 __all__ = ["JobSpec", "Overflow", "Priority"]
 
+OutputFormat = Literal["jsonl", "csv", "parquet"]
 Priority = Literal["urgent", "normal", "low"]
 Overflow = Literal["fail", "shrink", "trim"]
+OverBudget = Literal["warn", "refuse"]
 
 ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec that a door has accepted
 
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
+MAX_SCHEMA_REPAIRS = 10  # a model that is wrong so often about one document needs another prompt
 MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
+MAX_FEEDERS = 64  # one Redis takes what fewer of them publish; each is a row and a lease in the database
+MAX_QUERY_CHARS = 100_000  # of SQL
+MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
+Column = Annotated[str, Field(min_length=1, max_length=512)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
@@ -54,8 +67,8 @@ def _of(field: str, **limits: Any) -> Any:
 class JobSpec(BaseModel):
     """What to do with each document. Constructing one with anything unusable raises SpecError with every problem.
 
-    ``prompt`` decides the form of the input: with a prompt the source holds plain records, without one it holds OpenAI
-    Batch lines. A batch line keeps its own body: ``model`` and ``params`` only fill in what the body lacks.
+    ``prompt`` or ``messages_field`` decides the form of the input: with one of them the source holds plain records, without
+    it holds OpenAI Batch lines. A batch line keeps its own body: ``model`` and ``params`` only fill in what the body lacks.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False, protected_namespaces=())
@@ -68,19 +81,35 @@ class JobSpec(BaseModel):
     template: Language = _of("template")  # before the prompt, which is checked with it
     prompt: str | None = _of("prompt", min_length=1, max_length=MAX_PROMPT_CHARS)
     system: str | None = _of("system", min_length=1, max_length=MAX_PROMPT_CHARS)
+    messages_field: str | None = _of("messages_field", min_length=1, max_length=512)
+    examples: list[dict[str, Any]] = Field(default_factory=list, description=OPTIONS["examples"].help)
+    truncate: dict[Column, Annotated[int, Field(strict=True)] | str] = Field(
+        default_factory=dict, description=OPTIONS["truncate"].help
+    )
+    compress_prompt: Annotated[bool, Field(strict=True)] = _of("compress_prompt")
+    image_fields: Annotated[list[Column], Field(max_length=MAX_MEDIA_FIELDS)] = Field(
+        default_factory=list, description=OPTIONS["image_fields"].help
+    )
+    audio_fields: Annotated[list[Column], Field(max_length=MAX_MEDIA_FIELDS)] = Field(
+        default_factory=list, description=OPTIONS["audio_fields"].help
+    )
     id_field: str = _of("id_field", min_length=1, max_length=512)
     format: Format | None = _of("format")
+    table: str | None = _of("table", min_length=1, max_length=256)
+    query: str | None = _of("query", min_length=1, max_length=MAX_QUERY_CHARS)
     encoding: str | None = _of("encoding", max_length=64)
     params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)  # checked by params.py
-    param_fields: dict[str, Annotated[str, Field(min_length=1, max_length=512)]] = Field(
-        default_factory=dict, description=OPTIONS["param_fields"].help
-    )
+    param_fields: dict[str, Column] = Field(default_factory=dict, description=OPTIONS["param_fields"].help)
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = _of("max_attempts")
     timeout_s: PositiveFloat = _of("timeout_s")
     deadline_s: PositiveFloat | None = _of("deadline_s")
     budget_usd: PositiveFloat | None = _of("budget_usd")
+    over_budget: OverBudget = _of("over_budget")
     max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = _of("max_bad_rows")
     response_schema: dict[str, Any] | None = _of("response_schema")
+    schema_repairs: Annotated[int, Field(strict=True, ge=0, le=MAX_SCHEMA_REPAIRS)] = _of("schema_repairs")
+    fallback: list[FallbackModel] | None = _of("fallback", min_length=1, max_length=MAX_FALLBACKS)
+    fallback_on: list[FallbackReason] | None = _of("fallback_on", min_length=1)
     priority: Priority = _of("priority")
     weight: Annotated[float, Field(strict=True, gt=0, le=MAX_JOB_WEIGHT)] = _of("weight")
     tenant: str | None = _of("tenant", pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$")
@@ -89,6 +118,14 @@ class JobSpec(BaseModel):
     on_overflow: Overflow = _of("on_overflow")
     embedding_dtype: VectorType | None = _of("embedding_dtype")
     prefix_order: Annotated[bool, Field(strict=True)] | None = _of("prefix_order")
+    dedup: Dedup = _of("dedup")
+    cache_s: Annotated[PositiveFloat, Field(ge=CACHE_MIN_S, le=CACHE_MAX_S)] | None = _of("cache_s")
+    feeders: Annotated[int, Field(strict=True, ge=1, le=MAX_FEEDERS)] | None = _of("feeders")
+    output_format: OutputFormat | None = _of("output_format")
+    escape_formulas: Annotated[bool, Field(strict=True)] | None = _of("escape_formulas")
+    into: str | None = _of("into", min_length=1)  # its limits are looked at where its value is not shown
+    into_table: str | None = _of("into_table", min_length=1, max_length=128)
+    into_id: str = _of("into_id", min_length=1, max_length=128)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -97,20 +134,39 @@ class JobSpec(BaseModel):
             spec = handler(data)
         except ValidationError as error:
             raise SpecError(list(_problems(error))) from None
-        if spec.system is not None and spec.prompt is None:
-            fix = "give a prompt as well, or put a system message into each batch line"
-            raise SpecError([Problem("invalid_value", "/system", "a system text needs a prompt", fix)])
-        if spec.param_fields and spec.prompt is None:
-            fix = "give a prompt as well; a batch line has parameters of its own"
-            raise SpecError([Problem("invalid_value", "/param_fields", "columns belong to plain records", fix)])
+        problems = list(spec._without_prompt())
+        if problems:
+            raise SpecError(problems)
+        if spec.fallback_on and not spec.fallback:
+            raise SpecError([Problem("invalid_value", "/fallback_on", "it needs models", "name one: fallback")])
+        if spec.table is not None and spec.query is not None:
+            fix = "keep one of them; a query may name the table"
+            raise SpecError([Problem("invalid_value", "/query", "a source is read by a table or by a query", fix)])
         if info.context is not ACCEPTED:
             problems = [
                 *param_problems(spec.params, spec.endpoint),
                 *param_name_problems(spec.param_fields, spec.endpoint, "/param_fields"),
+                *spec._reuse_problems(),
+                *sink_problems(spec.output_format, spec.escape_formulas, spec.into, spec.into_table, spec.into_id),
             ]
             if problems:
                 raise SpecError(problems)
         return spec
+
+    @property
+    def takes_records(self) -> bool:
+        """Whether the rows of the source are plain records; they are OpenAI Batch lines otherwise."""
+        return self.prompt is not None or self.messages_field is not None
+
+    def _without_prompt(self) -> Iterable[Problem]:
+        """Options that say how a prompt is made, where there is none."""
+        if self.prompt is not None and self.messages_field is not None:
+            message = "a prompt is given, too, and messages need none"
+            yield Problem("invalid_value", "/messages_field", message, "keep one of them")
+        needs = () if self.takes_records else _NEEDS_RECORDS.items()
+        for field, (message, fix) in (*needs, *(() if self.prompt is not None else _NEEDS_PROMPT.items())):
+            if getattr(self, field):
+                yield Problem("invalid_value", f"/{field}", message, fix)
 
     @field_validator("lane", mode="plain", json_schema_input_type=Lane)
     @classmethod
@@ -132,6 +188,27 @@ class JobSpec(BaseModel):
             prompt_of(prompt, language)
         return prompt
 
+    @field_validator("examples")
+    @classmethod
+    def _check_examples(cls, examples: list[dict[str, Any]], info: ValidationInfo) -> list[dict[str, Any]]:
+        problems = [] if info.context is ACCEPTED else list(example_problems(examples))
+        if problems:
+            raise SpecError(problems)
+        return examples
+
+    @field_validator("truncate")
+    @classmethod
+    def _check_truncate(cls, truncate: dict[str, int | str]) -> dict[str, int | str]:
+        problems = []
+        for name, policy in truncate.items():
+            try:
+                cut_of(policy)
+            except ValueError as error:
+                problems.append(Problem("invalid_value", f"/truncate/{name}", f"{seen(policy)} is refused", str(error)))
+        if problems:
+            raise SpecError(problems)
+        return truncate
+
     @field_validator("encoding")
     @classmethod
     def _check_encoding(cls, encoding: str | None) -> str | None:
@@ -152,6 +229,17 @@ class JobSpec(BaseModel):
             raise ValueError('write a number of rows such as 100, or a share such as "1%"')
         return value
 
+    def _reuse_problems(self) -> Iterable[Problem]:
+        decides = self.prompt is not None and not self.param_fields  # else rows have parameters of their own
+        return reuse_problems(
+            self.dedup,
+            self.cache_s,
+            endpoint=self.endpoint,
+            params=as_sent(self.params) if decides else None,
+            preprocess=self.preprocess,
+            postprocess=self.postprocess,
+        )
+
     def bad_rows_allowed(self, total: int) -> int:
         """How many of ``total`` rows may be refused before the whole source is; shares round down."""
         if isinstance(self.max_bad_rows, int):
@@ -162,6 +250,15 @@ class JobSpec(BaseModel):
         """What each request carries that has no value of its own there, by the names that are sent."""
         vectors = {} if self.embedding_dtype is None else {"output_dtype": self.embedding_dtype}
         return as_sent(self.params) | vectors
+
+    @property
+    def falls_back_on(self) -> Collection[str]:
+        """Reasons for which a document goes to the next model of ``fallback``."""
+        return self.fallback_on or USUAL_REASONS
+
+    def without_sinks(self) -> Self:
+        """The same where the process that asks for it writes the results itself."""
+        return self.model_copy(update={name: OPTIONS[name].default for name in SINK_FIELDS})
 
     def to_json(self) -> dict[str, Any]:
         """The spec as the ledger stores it; ``JobSpec.accepted`` reads it back."""
@@ -188,7 +285,7 @@ def _problems(error: ValidationError) -> Iterable[Problem]:
             yield Problem("unknown_field", pointer, f"there is no field {seen(name)}", _did_you_mean(name))
             continue
         kind = "invalid_type" if "type" in detail["type"] or "parsing" in detail["type"] else "invalid_value"
-        yield Problem(kind, pointer, f"{seen(detail['input'])} is refused", _fix(detail["msg"]))
+        yield Problem(kind, pointer, f"{redact(seen(detail['input']))} is refused", _fix(detail["msg"]))
 
 
 def _fix(message: str) -> str:
@@ -196,6 +293,26 @@ def _fix(message: str) -> str:
     return message.removeprefix("Value error, ")
 
 
+_NEEDS_RECORDS: Final = {
+    "system": ("a system text needs a prompt", "give a prompt as well, or put a system message into each batch line"),
+    "param_fields": (
+        "columns belong to plain records",
+        "give a prompt as well; a batch line has parameters of its own",
+    ),
+    "examples": ("examples need a prompt", "give a prompt as well, or put them into each batch line"),
+    "compress_prompt": ("there is no prompt", "give a prompt as well; a batch line is sent as it is"),
+}
+_NEEDS_PROMPT: Final = {
+    "truncate": ("columns are cut for a prompt, and there is none", "give a prompt as well"),
+    "image_fields": (
+        "images go behind a prompt, and there is none",
+        "give a prompt as well, or put them into messages",
+    ),
+    "audio_fields": (
+        "sounds go behind a prompt, and there is none",
+        "give a prompt as well, or put them into messages",
+    ),
+}
 _UNION_BRANCHES = frozenset({"constrained-int", "int", "str"})
 
 

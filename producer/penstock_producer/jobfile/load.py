@@ -6,22 +6,24 @@ import dataclasses
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.durations import seconds_of
+from penstock_producer.job.model_schema import ModelFault, is_model_path, schema_of_model
 from penstock_producer.jobfile.names import DURATIONS, FILES, name_problems, secret_problems
 from penstock_producer.jobfile.parse import parse_json, parse_yaml
-from penstock_producer.jobfile.tree import FileFault, Node
+from penstock_producer.jobfile.tree import MAX_VALUES, FileFault, Node
+from penstock_producer.source_names import in_folder, is_database
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.jobfile.run_section import RunSection
 
-__all__ = ["MAX_FILE_BYTES", "JobFile", "is_job_file", "read_text"]
+__all__ = ["MAX_FILE_BYTES", "JobFile", "is_job_file", "read_lines", "read_text"]
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024  # of a job spec, a prompt or a schema; a larger file was named by mistake
 _YAML: Final = (".yaml", ".yml")
@@ -121,6 +123,21 @@ def read_text(path: str | Path) -> str:
         ) from None
 
 
+def read_lines(text: str) -> list[Any]:
+    """The values of JSON Lines, each on a line; blank lines count for the numbers only. Raises FileFault."""
+    values: list[Any] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            values.append(parse_json(line).plain())
+        except FileFault as fault:
+            raise FileFault(fault.code, number, fault.message, fault.fix) from None
+        if len(values) > MAX_VALUES:
+            raise FileFault("too_many_values", number, f"there are more than {MAX_VALUES} lines", "name a smaller file")
+    return values
+
+
 class _Reader:
     """Takes the tree of a file apart, and keeps every problem, so that one answer has them all."""
 
@@ -175,9 +192,24 @@ class _Reader:
         if name in FILES:
             return self._content(name, value)
         if name == "response_schema" and isinstance(value, str):
+            if is_model_path(value):
+                return self._model(name, value)
             text = self._content(name, value)
-            return None if text is None else self._json(name, value, text)
+            return (
+                None if text is None else self._json(name, value, text, lambda json_text: parse_json(json_text).plain())
+            )
+        if name == "examples" and isinstance(value, str):
+            text = self._content(name, value)
+            return None if text is None else self._json(name, value, text, read_lines)
         return value
+
+    def _model(self, name: str, value: str) -> Any:
+        try:
+            return schema_of_model(value)
+        except ModelFault as fault:
+            fix = "name a class that Pydantic describes, or a file with a JSON schema"
+            self._add(Problem("invalid_value", f"/{name}", f"{seen(value)}: {fault}", fix))
+            return None
 
     def _content(self, name: str, value: Any) -> str | None:
         """The text of another file, without the newline at its end."""
@@ -191,9 +223,9 @@ class _Reader:
             self._add(Problem(fault.code, f"/{name}", f"{where}: {fault.message}", fault.fix))
             return None
 
-    def _json(self, name: str, value: str, text: str) -> Any:
+    def _json(self, name: str, value: str, text: str, read: Callable[[str], Any]) -> Any:
         try:
-            return parse_json(text).plain()
+            return read(text)
         except FileFault as fault:
             self._add(Problem(fault.code, f"/{name}", f"{seen(value)} line {fault.line}: {fault.message}", fault.fix))
             return None
@@ -230,6 +262,8 @@ class _Reader:
 
     def _path(self, value: str) -> str:
         """As it counts from the folder of the file."""
+        if is_database(value):
+            return in_folder(value, self._folder)
         return value if "://" in value else os.path.join(self._folder, os.path.expanduser(value))
 
     def _add(self, problem: Problem) -> None:

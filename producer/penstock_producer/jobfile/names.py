@@ -31,7 +31,7 @@ TOP: Final[Mapping[str, str]] = {
 }
 _JOB_NAMES = (*TOP, *OPTIONS, *DURATIONS, *FILES)
 _ONE_LETTER = 0.9  # how alike two names are that differ by about one: `max_token` is no secret, `api_key` is one
-_CONTENT = frozenset({"prompt", "system", "response_schema"})  # texts for models, which may speak of keys
+_CONTENT = frozenset({"prompt", "system", "response_schema", "examples"})  # texts for models, which may speak of keys
 
 
 def name_problems(root: Node) -> Iterator[Problem]:
@@ -93,4 +93,9 @@ def _secret(pointer: str, why: str) -> Problem:
         "take it out, a job spec is stored and shown: name the variable that holds the key with run.api_key_env, "
         "or have the workers' settings name it"
     )
+    if pointer == "/into":
+        fix = (
+            "take it out, a job spec is stored and shown: write into: env:NAME, the variable of the writing process that holds "
+            "the URL"
+        )
     return Problem("secret_in_spec", pointer, why, fix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -30,10 +30,6 @@ class RunSection(BaseModel):
     state: Text | None = _of("state")
     workers: Annotated[int, Field(strict=True, ge=1, le=256)] | None = _of("workers")
     concurrency: Annotated[int, Field(strict=True, ge=1)] | None = _of("concurrency")
-    output_format: Literal["jsonl", "csv", "parquet"] | None = _of("output_format")
-    escape_formulas: Annotated[bool, Field(strict=True)] | None = _of("escape_formulas")
-    into: Text | None = _of("into")
-    into_table: Text | None = _of("into_table")
     sample: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = _of("sample")
     no_progress: Annotated[bool, Field(strict=True)] | None = _of("no_progress")
     base_url: Text | None = _of("base_url")

@@ -32,7 +32,8 @@ def json_schema() -> dict[str, Any]:
             "description": f"A text file with the {field}; a relative path counts from this file.",
         }
     schema = fields["response_schema"]
-    schema["anyOf"] = [*schema["anyOf"], {"type": "string", "description": "A JSON file that holds it."}]
+    named = {"type": "string", "description": "A JSON file that holds it, or a Pydantic model: package.module:Model."}
+    schema["anyOf"] = [*schema["anyOf"], named]
     run = RunSection.model_json_schema()
     fields["run"] = {
         "type": "object", "description": TOP["run"], "properties": run["properties"], "additionalProperties": False,

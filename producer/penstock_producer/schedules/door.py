@@ -12,6 +12,8 @@ from penstock_ledger import CatchUp, Firing, NewSchedule, Schedule, ScheduleStor
 from penstock_producer.errors import ScheduleError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.schedules.timetable import Timetable
+from penstock_producer.source_names import is_database
+from penstock_producer.sources.databases.address import whole
 
 __all__ = ["Schedules"]
 
@@ -93,6 +95,8 @@ class Schedules:
 def _whole(source: str | Path) -> str:
     """A path that means the same in every process: they work in other folders."""
     text = str(source)
+    if is_database(text):
+        return whole(text)
     return text if "://" in text else str(Path(text).absolute())
 
 

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import unquote, urlsplit
 
-from penstock_producer.errors import SourceError, seen
-from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, TSV
+from penstock_producer.errors import SourceChanged, SourceError, SourceForbidden, seen
+from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, TEXT, TSV
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.source_names import is_database
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import several
-from penstock_producer.sources.blobs import local, s3
+from penstock_producer.sources.blobs import local, s3, store
 from penstock_producer.sources.blobs.blob import Blob, TimedBlob
 from penstock_producer.sources.blobs.convert import refuse_ending
 from penstock_producer.sources.blobs.unpacked import Unpacked
-from penstock_producer.sources.expand import expand
+from penstock_producer.sources.databases.address import KIND as TABLE
+from penstock_producer.sources.databases.address import whole
+from penstock_producer.sources.expand import row_files
+from penstock_producer.sources.listings.chosen import choose
+from penstock_producer.sources.media.places import NEWEST, MediaPlaces, places_of
 from penstock_producer.sources.readers.columnar_source import ColumnarSource
 from penstock_producer.sources.readers.csv_source import CsvSource
 from penstock_producer.sources.readers.file_format import FileFormat, format_of, format_of_pin
 from penstock_producer.sources.readers.jsonl import JsonlSource
+from penstock_producer.sources.texts import text_files
 
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
 
@@ -41,6 +47,7 @@ def open_source(
     timeout_s: float | None = None,
 ) -> FileSource:
     """The source at a path, an `s3://` URI, a folder or prefix ending in `/`, a pattern, or the pin that the ledger stored.
+    The URL of a database is read by the spec's table or query.
 
     Of its content at most the first bytes are read, where its name does not say what it is. With ``timeout_s`` reading it
     raises SourceError once that many seconds are over. ``remote`` confines a path or URI to the setting `source_roots`; of
@@ -50,74 +57,137 @@ def open_source(
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):
         return _of_pin(where, spec, chosen)
-    files = None if remote else expand(str(where), chosen.s3_endpoint_url)
-    if files is None:
-        blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
-        return _of_blob(blob, spec, chosen, timeout_s)
-    blobs = (
-        s3.S3Object(file.uri, file.pin, endpoint_url=chosen.s3_endpoint_url) if file.pin else local.LocalFile(file.uri)
-        for file in files
-    )
-    return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in blobs])
-
-
-def unchanged(pin: Mapping[str, Any], where: str | Path, settings: ProducerSettings | None = None) -> bool:
-    """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag). Reads no content."""
-    chosen = settings or _DEFAULTS
-    if pin["kind"] == several.KIND:
-        files = expand(str(where), chosen.s3_endpoint_url) or ()
-        pins = pin[several.FILES]
-        return [file.uri for file in files] == [one["uri"] for one in pins] and all(
-            _blob_of_pin(one, chosen).unchanged() for one in pins
+    if is_database(str(where)):
+        return _of_database(str(where), spec, chosen, remote, timeout_s)
+    if spec.table is not None or spec.query is not None:
+        raise SourceError(
+            "unsupported_source",
+            f"{seen(str(where))} is no database, and --table and --query read one; name it by a URL: sqlite:///file.db, "
+            "postgresql://host/database, or env:NAME where a variable holds the URL",
         )
-    if expand(str(where), chosen.s3_endpoint_url) is not None or _blob_of_uri(str(where), chosen, None).uri != pin.get(
-        "uri"
-    ):
+    files = None if remote else choose(str(where), chosen.s3_endpoint_url)
+    if files is None:
+        if spec.format == TEXT:
+            raise SourceError(
+                "unsupported_format",
+                f"{seen(str(where))} is one file, and with the format text each file of a folder is a document; write the folder "
+                "with a / at its end, or a pattern. Remote doors take single files only",
+            )
+        blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
+        return _of_blob(blob, spec, chosen, timeout_s, remote=remote)
+    if files.are_texts(spec.format):
+        return text_files.TextFiles(files, spec, chosen.max_line_bytes, chosen.max_body_bytes, timeout_s=timeout_s)
+    return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)])
+
+
+def unchanged(
+    pin: Mapping[str, Any], where: str | Path, settings: ProducerSettings | None = None, *, ended: bool = False
+) -> bool:
+    """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag). Reads no content.
+
+    A table changes while its job runs, which goes on with its own rows. Once it has ``ended`` the rows are looked at again.
+    """
+    chosen = settings or _DEFAULTS
+    if pin["kind"] == TABLE or is_database(str(where)):
+        return not ended and is_database(str(where)) and whole(str(where)) == pin.get("uri")
+    files = choose(str(where), chosen.s3_endpoint_url)
+    if pin["kind"] == text_files.KIND:
+        return files is not None and text_files.unchanged(pin, files)
+    if pin["kind"] == several.KIND:
+        pins = pin[several.FILES]
+        return (
+            files is not None
+            and not files.are_texts(None)
+            and [file.uri for file in row_files(files)] == [one["uri"] for one in pins]
+            and all(_blob_of_pin(one, chosen).unchanged() for one in pins)
+        )
+    if files is not None or _blob_of_uri(str(where), chosen, None).uri != pin.get("uri"):
         return False
     return _blob_of_pin(pin, chosen).unchanged()
 
 
-def _of_blob(blob: Blob, spec: JobSpec, settings: ProducerSettings, timeout_s: float | None) -> FileSource:
+def _of_database(
+    where: str, spec: JobSpec, settings: ProducerSettings, remote: bool, timeout_s: float | None
+) -> FileSource:
+    if remote:  # whatever `source_roots` says: a stranger must not choose where this process connects to
+        raise SourceForbidden("a database", settings.source_roots)
+    from penstock_producer.sources.databases.source import TableSource  # with SQLAlchemy
+
+    return TableSource(where, spec, settings, timeout_s=timeout_s)
+
+
+def _of_blob(
+    blob: Blob, spec: JobSpec, settings: ProducerSettings, timeout_s: float | None, *, remote: bool = False
+) -> FileSource:
     """What is submitted now."""
     found = format_of(blob, spec.format)
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed)
     timed: Blob = plain if timeout_s is None else TimedBlob(plain, timeout_s)
-    return _rows(timed, found, spec, (settings.max_line_bytes, settings.max_body_bytes), None)
+    places = MediaPlaces() if remote else places_of(blob.uri, settings, None)
+    return _rows(timed, found, spec, (settings.max_line_bytes, settings.max_body_bytes), None, places)
 
 
-def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings) -> FileSource:
+def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *, remote: bool = False) -> FileSource:
+    remote = remote or pin.get(DOOR) == REMOTE
     if pin["kind"] == several.KIND:
-        return several.SeveralFiles(str(pin["uri"]), [_of_pin(one, spec, settings) for one in pin[several.FILES]])
+        files = [_of_pin(one, spec, settings, remote=remote) for one in pin[several.FILES]]
+        return several.SeveralFiles(str(pin["uri"]), files)
+    if pin["kind"] == text_files.KIND:
+        return _texts_of_pin(pin, spec, settings)
     found = format_of_pin(pin)
     blob: Blob = _blob_of_pin(pin, settings)
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed, pin)
     limits = int(pin["max_line_bytes"]), int(pin.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES))
-    return _rows(plain, found, spec, limits, int(pin["size"]))
+    places = MediaPlaces() if remote else places_of(blob.uri, settings, int(pin.get(NEWEST, 0)))
+    return _rows(plain, found, spec, limits, int(pin["size"]), places)
 
 
-def _rows(blob: Blob, found: FileFormat, spec: JobSpec, limits: tuple[int, int], size: int | None) -> FileSource:
+def _texts_of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings) -> FileSource:
+    files = choose(str(pin["uri"]), settings.s3_endpoint_url)
+    if files is None:  # a pattern, and now there is a file by that very name
+        raise SourceChanged(f"{pin['uri']} stands for one file now; remove it, or submit it as a new job")
+    return text_files.TextFiles(files, spec, int(pin["max_line_bytes"]), int(pin["max_body_bytes"]), pin=pin)
+
+
+def _rows(
+    blob: Blob,
+    found: FileFormat,
+    spec: JobSpec,
+    limits: tuple[int, int],
+    size: int | None,
+    places: MediaPlaces,
+) -> FileSource:
     """``size``: of the pinned file; None for one that is submitted now."""
-    (line, body), surveyed = limits, size is not None
+    common = _Common(max_line_bytes=limits[0], max_body_bytes=limits[1], surveyed=size is not None, places=places)
     if found.rows == JSONL:
-        return JsonlSource(blob, spec, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed)
+        return JsonlSource(blob, spec, **common)
     if found.rows in (CSV, TSV):
-        return CsvSource(
-            blob, spec, tabs=found.rows == TSV, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed
-        )
+        return CsvSource(blob, spec, tabs=found.rows == TSV, **common)
     if found.rows in COLUMNAR:
-        return ColumnarSource(
-            blob, spec, found.rows, size=size, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed
-        )
+        return ColumnarSource(blob, spec, found.rows, size=size, **common)
     raise SourceError("unsupported_format", f"this release cannot read {found.rows}: {blob.uri}; upgrade it")
 
 
-def _blob_of_pin(pin: Mapping[str, Any], settings: ProducerSettings) -> local.LocalFile | s3.S3Object:
+class _Common(TypedDict):
+    """What readers of all formats take."""
+
+    max_line_bytes: int
+    max_body_bytes: int
+    surveyed: bool
+    places: MediaPlaces
+
+
+def _blob_of_pin(
+    pin: Mapping[str, Any], settings: ProducerSettings
+) -> local.LocalFile | s3.S3Object | store.StoreObject:
     roots = SourceRoots(settings.source_roots) if pin.get(DOOR) == REMOTE else None
     if pin["kind"] == local.KIND:
         return local.LocalFile(pin["uri"], pin, roots=roots)
+    if roots is not None:
+        roots.admit(pin["uri"])
+    if pin["kind"] in store.SCHEMES:
+        return store.StoreObject(pin["uri"], pin)
     if pin["kind"] == s3.KIND:
-        if roots is not None:
-            roots.admit(pin["uri"])
         return s3.S3Object(pin["uri"], pin, endpoint_url=settings.s3_endpoint_url)
     raise SourceError("unsupported_source", f"this release cannot read sources of kind {pin['kind']!r}; upgrade it")
 
@@ -131,6 +201,11 @@ def _blob_of_uri(uri: str, settings: ProducerSettings, roots: SourceRoots | None
         return local.LocalFile(uri, roots=roots)
     if scheme == "s3":
         return s3.S3Object(uri, endpoint_url=settings.s3_endpoint_url)
+    if scheme in store.SCHEMES:
+        return store.StoreObject(uri)
     if scheme == "file":
         return local.LocalFile(unquote(urlsplit(uri).path))
-    raise SourceError("unsupported_source", f"{seen(uri)}: sources are local files and s3:// objects; copy it to one")
+    raise SourceError(
+        "unsupported_source",
+        f"{seen(uri)}: sources are local files and objects of s3://, gs:// and az://; copy it to one",
+    )

@@ -6,6 +6,7 @@ A position is "file/position in it", a cursor the file's number, the lines befor
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +16,16 @@ from typing import Any, Final
 import orjson
 
 from penstock_producer.errors import BadReference, seen
-from penstock_producer.rows import BadRow, Cursor, Document, FileSource
+from penstock_producer.rows import BadRow, Cursor, Document, FileSource, Place
 from penstock_producer.sources.blobs.unpacked import MEMBERS
+from penstock_producer.sources.media.places import NEWEST
+from penstock_producer.tally import Tally
 
 KIND: Final = "files"
 FILES: Final = "files"  # of a pin: those of the files
 
 _POSITION = re.compile(r"(\d{1,9})/(.+)", re.ASCII | re.DOTALL)
-_NOT_CONTENT = frozenset({"uri", "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS})
+_NOT_CONTENT = frozenset({"uri", "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, NEWEST})
 
 
 class SeveralFiles:
@@ -58,11 +61,14 @@ class SeveralFiles:
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
         return self._files[int(found[1])].fetch(found[2])._replace(position=position)
 
-    def place(self, line: int) -> tuple[str, int]:
+    def place(self, line: int) -> Place:
         """The file that a row lies in, and its line there. Known once the file was read."""
         number = min(bisect.bisect_left(self._before, line), len(self._files)) - 1
-        uri, inside = self._files[number].place(line - self._before[number])
-        return uri, inside
+        return self._files[number].place(line - self._before[number])
+
+    @property
+    def tally(self) -> Tally:
+        return functools.reduce(Tally.plus, (file.tally for file in self._files))
 
     def ended(self) -> bool:
         return True

@@ -13,7 +13,7 @@ import orjson
 from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
 from penstock_producer.answers import answer_text
 
-__all__ = ["parsed", "text_of", "vectors_of"]
+__all__ = ["FLOAT32_BYTES", "parsed", "text_of", "vectors_of"]
 
 FLOAT32_BYTES: Final = 4
 _TEXT: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})

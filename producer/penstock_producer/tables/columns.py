@@ -69,6 +69,12 @@ class Table:
         columns = [Column(name, kind) for _, name, kind in self._fields]
         self.columns: tuple[Column, ...] = (*_BEGINNING, *columns, *middle, *_END)
         self._no_answer: Row = [None] * (len(columns) + len(middle))
+        params = spec.get("params")
+        asked = params.get("dimensions") if isinstance(params, dict) else None
+        self.dimensions: int | None = (
+            asked if type(asked) is int and asked > 0 else None
+        )  # of vectors, where the job says
+        self.has_half_vectors: bool = spec.get("embedding_dtype") == "float16"
 
     def row(self, outcome: Result | DeadLetter) -> Row:
         """``outcome`` as stored: embeddings need not become JSON first."""

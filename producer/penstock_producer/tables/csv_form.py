@@ -14,7 +14,7 @@ import orjson
 
 from penstock_producer.tables.columns import Column, Row
 
-__all__ = ["csv_lines", "vector_text"]
+__all__ = ["csv_header", "csv_lines", "csv_rows", "vector_text"]
 
 _SPECIAL: Final = re.compile('[",\r\n]')
 # What spreadsheets take for the beginning of a formula. See https://owasp.org/www-community/attacks/CSV_Injection
@@ -26,9 +26,16 @@ def csv_lines(rows: Iterable[Row], columns: Sequence[Column], *, escape_formulas
 
     With ``escape_formulas`` a text that a spreadsheet would run gets an apostrophe in front, which shows it as text.
     """
-    yield _line([column.name for column in columns], escape_formulas)
-    for row in rows:
-        yield _line(row, escape_formulas)
+    yield csv_header(columns, escape_formulas=escape_formulas)
+    yield from csv_rows(rows, escape_formulas=escape_formulas)
+
+
+def csv_header(columns: Sequence[Column], *, escape_formulas: bool = False) -> bytes:
+    return _line([column.name for column in columns], escape_formulas)
+
+
+def csv_rows(rows: Iterable[Row], *, escape_formulas: bool = False) -> Iterator[bytes]:
+    return (_line(row, escape_formulas) for row in rows)
 
 
 def _line(values: Sequence[Any], escape: bool) -> bytes:

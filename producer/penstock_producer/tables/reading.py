@@ -16,9 +16,13 @@ __all__ = ["Lines", "Reading"]
 class _FromCursor:
     """Counts what is read, and knows where it is."""
 
-    def __init__(self, database: Database, job: Job, after: str | None = None) -> None:
-        """Raises PlaceLost and ContentError for a cursor that is not one of this job."""
+    def __init__(self, database: Database, job: Job, after: str | None = None, *, whole: bool = False) -> None:
+        """``whole`` for readers that must not stop before the end: reading raises OutcomesHeldBack instead.
+
+        Raises PlaceLost and ContentError for a cursor that is not one of this job.
+        """
         self.number = 0
+        self._whole = whole
         self._job_id = job.job_id
         self._place: Place | None = None if after is None else place_in(job.job_id, after)
         self._order = CommitOrder(database)
@@ -29,7 +33,7 @@ class _FromCursor:
         return None if self._place is None else cursor_text(self._job_id, self._place)
 
     def _read(self, *, letters: bool, as_stored: bool) -> Iterator[Result | DeadLetter]:
-        read = self._order.read(self._job_id, self._place, letters=letters, as_stored=as_stored)
+        read = self._order.read(self._job_id, self._place, letters=letters, as_stored=as_stored, whole=self._whole)
         for self._place, outcome in read:
             self.number += 1
             yield outcome
@@ -38,8 +42,8 @@ class _FromCursor:
 class Reading(_FromCursor):
     """A row for each outcome."""
 
-    def __init__(self, database: Database, job: Job, after: str | None = None) -> None:
-        super().__init__(database, job, after)
+    def __init__(self, database: Database, job: Job, after: str | None = None, *, whole: bool = False) -> None:
+        super().__init__(database, job, after, whole=whole)
         self.table = Table(job.spec)
 
     def __iter__(self) -> Iterator[Row]:

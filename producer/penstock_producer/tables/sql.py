@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from importlib import util
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
-from penstock_producer.errors import SinkError, seen
+from penstock_ledger.redaction import HIDDEN, redact, remember_url
+from penstock_producer.errors import SinkUnfit
+from penstock_producer.job.sinks import is_secret_option
 from penstock_producer.tables.csv_form import vector_text
 
-__all__ = ["for_postgresql", "for_sqlite", "opened", "quoted"]
+__all__ = ["for_postgresql", "for_sqlite", "opened", "quoted", "shown_url"]
+
+CONNECT_TIMEOUT_S: Final = 10
+SILENCE_S: Final = 60  # of a server that answers nothing any more
+# Of one statement: 500 rows take milliseconds, and one that waits for a lock for longer is tried again later.
+_WAITS: Final = f"SET LOCAL statement_timeout = '{SILENCE_S}s'; SET LOCAL lock_timeout = '30s'"
 
 
 def quoted(name: str) -> str:
@@ -37,13 +44,26 @@ def for_postgresql(value: Any, type_: str) -> str | None:
 
 
 def opened(url: str) -> Engine:
+    """Nothing is connected yet; a server that hangs is given up after a minute. Raises SinkUnfit for what is no such URL."""
+    remember_url(url)
     parsed = _parsed(url)
+    is_sqlite = parsed.drivername.startswith("sqlite")
+    waits = {} if is_sqlite else {"connect_timeout": CONNECT_TIMEOUT_S, "tcp_user_timeout": SILENCE_S * 1_000}
+    waits = {name: value for name, value in waits.items() if name not in parsed.query}
     # Errors reach logs, and parameters are documents.
-    engine = create_engine(parsed, hide_parameters=True, execution_options={"preserve_rowcount": True})
-    if engine.dialect.name == "sqlite":
+    options = {"preserve_rowcount": True}
+    engine = create_engine(parsed, hide_parameters=True, execution_options=options, connect_args=waits)
+    if is_sqlite:
         event.listen(engine, "connect", _let_begin)
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    first = "BEGIN IMMEDIATE" if is_sqlite else _WAITS
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(first))
     return engine
+
+
+def shown_url(url: URL) -> str:
+    """Without the password, wherever it stands."""
+    query = {name: HIDDEN if is_secret_option(name) else value for name, value in url.query.items()}
+    return redact(url.set(query=query).render_as_string(hide_password=True))
 
 
 def _let_begin(connection: Any, _: object) -> None:
@@ -53,12 +73,15 @@ def _let_begin(connection: Any, _: object) -> None:
 def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
-        raise SinkError(f"{seen(url)} is not the URL of a database: use sqlite:///file or postgresql://…") from None
+    except (ArgumentError, ValueError):  # the second: of a port that is no number
+        fix = "use sqlite:///file or postgresql://…"
+        raise SinkUnfit(f"what was given (it is not shown) is not the URL of a database: {fix}") from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite") and parsed.database not in (None, "", ":memory:"):
         return parsed
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         if util.find_spec("psycopg") is None:
-            raise SinkError(f"{parsed.drivername}:// needs psycopg: pip install 'penstock[postgres]'")
+            raise SinkUnfit(f"{parsed.drivername}:// needs psycopg: pip install 'penstock[postgres]'")
         return parsed.set(drivername="postgresql+psycopg")
-    raise SinkError(f"results cannot be written into {parsed.drivername}://: use sqlite:///file or postgresql://…")
+    raise SinkUnfit(
+        f"results cannot be written into {redact(parsed.drivername)}://: use sqlite:///file or postgresql://…"
+    )

@@ -16,15 +16,13 @@ from typing import Any, Protocol
 
 from celery.worker import state
 
+from penstock_workers.celery_app.ending_times import FLUSH_TIMEOUT_S, GRACE_S, LAST_S, STOP_TIMEOUT_S
 from penstock_workers.celery_app.engine_thread import EngineThread
 from penstock_workers.celery_app.machine_end import SIGNALS, MachineEnd
 
 log = logging.getLogger(__name__)
 
 TURN_S = 0.01
-GRACE_S = 2.0  # beyond the deadline, for the engine's last group commit
-STOP_TIMEOUT_S = 8.0  # for closing connections, and an engine with its processes; the thread is a daemon
-FLUSH_TIMEOUT_S = 5.0  # for the last writes to Redis; messages whose write fails return when their lease ends
 
 
 class DrainedPool(Protocol):
@@ -66,11 +64,12 @@ class Drain:
         with self._signals_hurry():
             self._drain()
         given_back = self._pool.give_back_all()
+        flushed_by = monotonic() + FLUSH_TIMEOUT_S  # the leases' own thread writes, while the engine stops
         if given_back:
             log.warning("%d items did not end in time; they are back in their queues", given_back)
         if not self._engine.stop(STOP_TIMEOUT_S):
             log.warning("the item engine did not stop within %.0f s; ending without it", STOP_TIMEOUT_S)
-        self._pool.finish(FLUSH_TIMEOUT_S)
+        self._pool.finish(max(LAST_S, flushed_by - monotonic()))
 
     def _drain(self) -> None:
         drained = self._engine.drain(max(0.0, self._until - monotonic()))

@@ -13,11 +13,11 @@ import time
 from time import monotonic
 from typing import Any, Final
 
+from penstock_workers.celery_app.ending_times import FINISH_S
 from penstock_workers.spot.notice import Notice
 
 log = logging.getLogger(__name__)
 
-FINISH_S: Final = 5.0  # of a notice are kept for what follows the drain: the last messages go back, connections close
 AFTERWARDS_S: Final = 60.0  # a machine that is still here so long after its end stays: the notice was withdrawn
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 

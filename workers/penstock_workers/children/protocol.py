@@ -56,7 +56,7 @@ class TrySchema(ChildMessage, frozen=True):
 
 
 class Check(ChildMessage, frozen=True):
-    """Does an answer fulfil a schema? -> Fine | Fault that says where it does not"""
+    """Does an answer fulfil a schema? -> Fine | Mismatch | Fault where it could not be checked"""
 
     schema: bytes
     content: str
@@ -87,6 +87,13 @@ class CallFault(ChildMessage, frozen=True):
     trace: str = ""  # the traceback, the first time that this hook raises in this child
     overtime: bool = False  # it exceeded its time limit
     hangs: bool = False  # and its thread still runs
+
+
+class Mismatch(ChildMessage, frozen=True):
+    """The answer does not fulfil the schema. ``words`` are for people and may quote it; ``rule`` is for the model."""
+
+    words: str
+    rule: str
 
 
 class Missing(ChildMessage, frozen=True):
@@ -129,7 +136,7 @@ class Cancel(ChildMessage, frozen=True):
 
 
 ChildCall = ImportHook | Preprocess | Postprocess | TrySchema | Check | Infer
-ChildReply = Fine | Refused | CallFault | Missing | Inferred
+ChildReply = Fine | Refused | CallFault | Mismatch | Missing | Inferred
 
 
 class CallFrame(msgspec.Struct, frozen=True):
@@ -139,7 +146,7 @@ class CallFrame(msgspec.Struct, frozen=True):
 
 class ReplyFrame(msgspec.Struct, frozen=True):
     number: int
-    what: Fine | Refused | CallFault | Missing | Inferred
+    what: Fine | Refused | CallFault | Mismatch | Missing | Inferred
 
 
 HELLO: Final = 0  # the number of the first message of a child, sent when it can take calls

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
@@ -12,6 +13,7 @@ from penstock_ledger import (
     FeedLost,
     JobSeen,
     JobStore,
+    LiveFeed,
     LiveJob,
     OutcomeStore,
     RedisAddress,
@@ -23,24 +25,28 @@ from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.feed.queues import queue_name
 from penstock_workers.control.counters import Counters
+from penstock_workers.control.feeding import Feeding
+from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.balance import Balance
+from penstock_workers.control.job.bucket_parts import BucketParts
 from penstock_workers.control.job.cancel import Cancelling
 from penstock_workers.control.job.complete import Completion
 from penstock_workers.control.job.ending import JobEnding
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.limits import JobLimits
-from penstock_workers.control.job.outputs import OutputWriter
+from penstock_workers.control.job.outputs import OutputFiles
 from penstock_workers.control.job.resume import Resumes
+from penstock_workers.control.job.sinks import JobSinks, SinkGivenUp
+from penstock_workers.control.job.table_rows import TableRows
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-FEED_MAX = 5_000  # documents published per job and round, so that no job holds up the others for long
 UNPARK_MAX = 2_000  # messages of a resumed job brought back per round
 
 
@@ -71,12 +77,16 @@ class JobSteps:
         self._balance = balance
         self._specs = Specs()
         self._windows = FeedWindows(hot, settings.window, self._specs)
-        self._outputs = OutputWriter(settings, outcomes, outputs_written)
+        self._sinks = JobSinks(
+            (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)), outputs_written
+        )
         self._limits = JobLimits(outcomes, hot, states)
-        self._completion = Completion(jobs, hot, states, balance, self._outputs)
+        self._feeding = Feeding(self._windows, self._limits, self._specs, counters)
+        self._completion = Completion(jobs, hot, states, balance, self._sinks)
         self._cancelling = Cancelling(jobs, outcomes, hot, states, balance, settings.visibility_timeout_s)
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
+        self._processes = Processes(hot, owner)
         self.leadership = Leadership(jobs, owner, self._open_led)
         self.ending = JobEnding()
 
@@ -84,11 +94,14 @@ class JobSteps:
         """Before the steps of a round: forget jobs that are over, renew what is led, and note which jobs share the queues."""
         names = {job.job_id for job, _ in live}
         for part in (
-            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.leadership, self.ending,
+            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.ending, self._sinks,
         ):  # fmt: skip
             part.keep_only(names)
+        processes = self._processes.number(live)
+        self.leadership.keep_only(live)
         self.leadership.renew(live)
-        self.leadership.take(live)
+        self.leadership.share(live, processes)
+        self.leadership.take(live, processes)
         outstanding = {job.job_id: of_job.outstanding for (job, _), of_job in zip(live, seen, strict=True)}
         self._windows.update([job for job, _ in live], outstanding, self.leadership.jobs(live))
 
@@ -105,18 +118,25 @@ class JobSteps:
         if job.state is JobState.PAUSED:
             self._resumes.resume_when_over(job)
             return
-        led = [(feed.feed, led) for feed in live.feeds if (led := self.leadership.lead(job, feed)) is not None]
+        led = self._led(job, live.feeds)
+        shards = {feed.feed.generation: self._led(job, feed.shards) for feed in live.feeds if feed.shards}
         if job.state is JobState.CANCELLING:
             self._unpark(job, seen)  # for workers to see that they are cancelled
-            self._cancelling.step(job, self._queue(job), led)
+            self._cancelling.step(job, self._queue(job), led, [part for parts in shards.values() for part in parts])
             return
-        if self._limits.stop(job, self._specs.of(job), sum(seen.outstanding)) or not led:
+        if self._limits.stop(job, self._specs.of(job), sum(seen.outstanding)) or not (led or any(shards.values())):
             return
         self._unpark(job, seen)
-        for feed, led_feed in led:
-            self._advance(job, led_feed, seen.outstanding[feed.generation - 1])
-        if any(feed.generation == job.generation for feed, _ in led):  # one process counts, and writes outputs
-            self._end_if_done(live, seen, [led_feed.feeder.feed for _, led_feed in led])
+        for feed in live.feeds:
+            for shard, part in self._feeding.parts(job, feed, shards.get(feed.feed.generation, ())):
+                with self._faults_of(job, shard):
+                    self._feeding.feed(job, shard, part)
+        for led_feed in led:
+            self._advance(job, led_feed, seen.outstanding[led_feed.feeder.feed.generation - 1])
+        feeds = [led_feed.feeder.feed for led_feed in led]
+        counts_here = any(feed.generation == job.generation for feed in feeds)  # one process does, and writes results
+        if counts_here and self._grow(job):
+            self._end_if_done(live, seen, feeds)
 
     @property
     def windows(self) -> dict[str, int]:
@@ -124,9 +144,13 @@ class JobSteps:
 
     def release_all(self) -> None:
         """Hand the leases over at once instead of letting them run out."""
-        self._outputs.close()
         self._resumes.close()
         self.leadership.release_all()
+        self._processes.leave()
+
+    def _led(self, job: Job, feeds: Sequence[LiveFeed]) -> list[LedFeed]:
+        """Of these feeds, or shards of a feed, those that this process leads."""
+        return [led for feed in feeds if (led := self.leadership.lead(job, feed)) is not None]
 
     def _end_if_done(self, live: LiveJob, seen: JobSeen, led: Sequence[Feed]) -> None:
         now = {feed.feed.generation: feed.feed for feed in live.feeds}
@@ -135,7 +159,17 @@ class JobSteps:
             return
         self.ending.note(live.job.job_id, sum(seen.outstanding))
         if not any(seen.outstanding):
-            self._completion.complete(live.job)
+            self._completion.complete(live.job, self._specs.of(live.job))
+
+    def _grow(self, job: Job) -> bool:
+        """Let what is written while the job runs go on; False when that cannot be written, and the job is paused for it."""
+        try:
+            self._sinks.look(job, self._specs.of(job))
+        except SinkGivenUp as error:
+            log.error("job %s: %s", job.job_id, error)
+            self._states.move(job, JobState.PAUSED, str(error))
+            return False
+        return True
 
     def _open_led(self, job: Job, feed: Feed) -> LedFeed:
         spans = None if self._tracing is None else self._tracing.of_feed(job, feed)
@@ -151,29 +185,28 @@ class JobSteps:
 
     def _advance(self, job: Job, led: LedFeed, outstanding: int) -> None:
         feed = led.feeder.feed
-        try:
-            if not feed.exhausted:
-                self._feed(job, led)
+        with self._faults_of(job, led):
+            if feed.shards:
+                self._feeding.look(job, led)
+            elif not feed.exhausted:
+                self._feeding.feed(job, led)
             if time.monotonic() >= led.next_round:
                 led.next_round = self._next_reconciliation()
                 self._reconcile(job, led, outstanding)
+
+    @contextlib.contextmanager
+    def _faults_of(self, job: Job, led: LedFeed) -> Iterator[None]:
+        """What becomes of the job when a step of its feed fails."""
+        try:
+            yield
         except FeedLost:
-            self.leadership.forget(feed)
+            self.leadership.forget(led.feeder.feed)
         except RedisForgot:
             log.warning("job %s: Redis forgot while it was fed; the next round rebuilds it", job.job_id)
         except SourceUnavailable as error:
             self._states.move(job, JobState.PAUSED, str(error))
         except SourceError as error:
             self._states.move(job, JobState.FAILED, str(error))
-
-    def _feed(self, job: Job, led: LedFeed) -> None:
-        feeder = led.feeder
-        documents, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation, ordered=feeder.ordered)
-        documents = self._limits.within_budget(job, documents)
-        if documents:
-            fed = feeder.step(min(documents, FEED_MAX))
-            self._windows.note_fed(job, fed.published)
-            self._counters.add("fed", self._specs.of(job).lane, fed.published)
 
     def _reconcile(self, job: Job, led: LedFeed, outstanding: int) -> None:
         """``outstanding``: as this round found it, before it fed more."""

@@ -29,6 +29,7 @@ from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.switch_back import SwitchBack
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeds.dead_homes import DeadHomes
+from penstock_workers.control.feeds.found_adapters import FoundAdapters
 from penstock_workers.control.fleet_figures import FleetFigures
 from penstock_workers.control.job.recover import Recovery
 from penstock_workers.control.job_steps import JobSteps
@@ -82,6 +83,7 @@ class Control:
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._fleet_figures = FleetFigures(hot, client)
         self._dead_homes = DeadHomes(hot, client, settings.visibility_timeout_s)
+        self._found_adapters = FoundAdapters(hot)
         self._switch_back = SwitchBack(client, settings) if settings.broker_url is None else None
         self._rounds = 0
         self._looked_s = 0.0  # CPU that the latest round took to look at all live jobs
@@ -114,6 +116,7 @@ class Control:
         if self._switch_back is not None:
             self._switch_back.look()
         self._dead_homes.look()
+        self._found_adapters.look()
         began = time.thread_time()
         seen = self._hot.see([job for job, _ in live])
         self._steps.prepare(live, seen)

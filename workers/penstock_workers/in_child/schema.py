@@ -11,6 +11,9 @@ from jsonschema.validators import Draft202012Validator, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from penstock_workers.children.protocol import CallFault, Fine, Mismatch
+from penstock_workers.in_child.rules import own_names, rule_of
+
 VALIDATORS_KEPT = 100  # compiled schemas; one per job that has one
 WORDS_CHARS = 2_000
 ALWAYS_THE_SAME = "it refers to itself without end"
@@ -23,17 +26,22 @@ class SchemaChecks:
     def __init__(self) -> None:
         self._validators: OrderedDict[bytes, Any] = OrderedDict()
 
-    def fault(self, schema: bytes, content: str) -> str | None:
-        """Where the text of an answer does not fulfil the schema; None when it does."""
+    def check(self, schema: bytes, content: str) -> Fine | Mismatch | CallFault:
+        """Whether the text of an answer fulfils the schema."""
         try:
             value = orjson.loads(content)
         except orjson.JSONDecodeError as error:
-            return f"the answer is not JSON: {error}"
+            place = f"line {error.lineno}, column {error.colno}"
+            return Mismatch(f"the answer is not JSON: {error}", f"$: it is not JSON ({place})")
         try:
-            fault = next(self._validator(schema).iter_errors(value), None)
+            validator = self._validator(schema)
+            fault = next(validator.iter_errors(value), None)
+            if fault is None:
+                return Fine()
+            words = f"{fault.json_path}: {fault.message}"[:WORDS_CHARS]
+            return Mismatch(words, rule_of(fault, own_names(validator.schema)))
         except Exception as error:
-            return _in_words(error)
-        return None if fault is None else f"{fault.json_path}: {fault.message}"[:WORDS_CHARS]
+            return CallFault(_in_words(error))
 
     def unusable(self, schema: bytes) -> str | None:
         """Why answers cannot be checked against the schema; None when they can."""

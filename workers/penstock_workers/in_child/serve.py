@@ -110,11 +110,9 @@ class ChildServer:
             from penstock_workers.in_child.schema import SchemaChecks
 
             self._schemas = SchemaChecks()
-        words = (
-            self._schemas.fault(what.schema, what.content)
-            if isinstance(what, Check)
-            else self._schemas.unusable(what.schema)
-        )
+        if isinstance(what, Check):
+            return self._schemas.check(what.schema, what.content)
+        words = self._schemas.unusable(what.schema)
         return Fine() if words is None else CallFault(words)
 
     async def _run(self, number: int, what: ImportHook | Preprocess | Postprocess | Infer) -> None:

@@ -41,6 +41,10 @@ class Admission(Protocol):
         """
         ...
 
+    def is_down(self, provider: str) -> bool:
+        """Nothing is sent to this provider now, because its breaker is open."""
+        ...
+
     def may_retry(self, attempt: Attempt) -> bool:
         """False while the fleet sends too many retries: this one is put off."""
         ...

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from penstock_ledger.model import ItemKey
+from penstock_ledger import ItemKey, Keep
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import Flow
@@ -17,23 +17,13 @@ from penstock_workers.item.answer_memory import Room
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Outcome
+from penstock_workers.item.same_request import ReusePolicy
+from penstock_workers.item.spent import NOTHING_SPENT, Spent, spent_before
 from penstock_workers.settings import ProviderSettings
 
 # The moments of an item that traces are made of, in their order; a try apart repeats those from "seated" on.
 Mark = Literal["claimed", "read", "seated", "prepared", "admitted", "called", "answered", "decided"]
 Marks = dict[Mark, int]  # nanoseconds since 1970
-
-
-class Spent(NamedTuple):
-    """What answers cost, whether the job accepted them or not."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost_microusd: int = 0
-
-
-NOTHING_SPENT = Spent()
-MOST_SPENT = 10**15  # of one item: what a message says beyond that is not believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +35,8 @@ class JobView:
     provider: ProviderSettings
     buckets: int  # of the completed set
     flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
+    reuse: ReusePolicy | None = None  # None: all of its requests are sent
+    fallback: JobView | None = None  # the same job with the next model that an item is asked of, see follow_ups.py
 
 
 class Item(Struct, eq=False):
@@ -56,6 +48,7 @@ class Item(Struct, eq=False):
     marks: Marks | None = None  # None without tracing
     calls: int = 0  # requests sent in this attempt
     spent: Spent = NOTHING_SPENT  # by this attempt
+    lost: str = ""  # why its body cannot be read any more, where it cannot: a row of a table that is gone
 
     @classmethod
     def of(cls, delivery: Delivery, message: ItemMessage, marks: Marks | None = None) -> Item:
@@ -85,9 +78,7 @@ class Item(Struct, eq=False):
     def spent_in_all(self) -> Spent:
         """What answers to this item cost, in earlier attempts and in this one."""
         earlier = self.delivery.headers.get(SPENT_HEADER)
-        if not isinstance(earlier, list) or len(earlier) != len(self.spent) or not all(map(_is_sum, earlier)):
-            return self.spent  # headers come from outside
-        return Spent(*(now + before for now, before in zip(self.spent, earlier, strict=True)))
+        return self.spent if earlier is None else self.spent.plus(spent_before(earlier))
 
     def mark(self, name: Mark) -> None:
         if self.marks is not None:
@@ -100,6 +91,12 @@ class Attempt(Item, kw_only=True, eq=False):
     job: JobView
     given: bytes  # the request body as it came: what retries and replays start from
     body: bytes  # the same until the job's hook changes it
+    first_body: bytes | None = None  # what follow-ups begin with: ``body`` without a conversation about its answer
+    next_body: bytes | None = None  # what is sent in a follow-up
+    elsewhere: tuple[
+        tuple[str, int, Spent], ...
+    ] = ()  # providers that were left: calls and what they cost, of all here
+    models_left: int = 0  # given up so far: ``job`` is as the next one is asked
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     started: bool = False  # Celery knows that it runs
     crashes: int = 0  # earlier starts that were never concluded
@@ -109,18 +106,24 @@ class Attempt(Item, kw_only=True, eq=False):
     last_answer: bytes | None = None
     room: Room | None = None  # what a large answer takes of the memory for answers, until it is settled
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
+    keep: Keep | None = None  # where its result will answer equal requests
+
+    @property
+    def repairs_left(self) -> int:
+        """How often a model may still be shown what is wrong with its answer: so many times for each model."""
+        used = self.spent_in_all
+        return self.job.spec.schema_repairs * (used.fallbacks + 1) - used.repairs
 
     @classmethod
     def at(cls, item: Item, job: JobView, given: bytes) -> Attempt:
-        return Attempt(item.delivery, item.message, item.key, item.marks, job=job, given=given, body=given)
+        return Attempt(
+            item.delivery, item.message, item.key, item.marks, lost=item.lost, job=job, given=given, body=given
+        )
 
 
 class Settled(NamedTuple):
-    """What an attempt ended in, on its way to the stores.
-
-    ``item`` is the attempt, or as much as was known: the item while its job or body was not, the delivery while it was not
-    read.
-    """
+    """What an attempt ended in, on its way to the stores. ``item`` is the attempt, or as much as was known: the item while its
+    job or body was not, the delivery while it was not read."""
 
     item: Delivery | Item | Attempt
     outcome: Outcome
@@ -128,7 +131,3 @@ class Settled(NamedTuple):
     @property
     def delivery(self) -> Delivery:
         return self.item if isinstance(self.item, Delivery) else self.item.delivery
-
-
-def _is_sum(value: object) -> bool:
-    return type(value) is int and 0 <= value <= MOST_SPENT

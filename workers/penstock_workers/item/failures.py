@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from msgspec import Struct
@@ -20,6 +20,13 @@ from penstock_ratelimit.for_penstock import DETAIL_CHARS, MAX_TOKENS_BELIEVED, i
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 
 __all__ = ["ASTRAY"]
+
+
+class RefusedAnswer(NamedTuple):
+    """An answer that the job's schema refuses, for a request that shows it to the model again."""
+
+    answer: str  # its text, cut
+    rule: str  # where and by which rule, in words of the schema alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class Failure:
     page: bool = False  # an HTML page: a proxy or a firewall answered in the provider's place
     prompt_tokens: int | None = None  # of an answer that was paid for and cannot be used
     completion_tokens: int | None = None
+    refused: RefusedAnswer | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detail", redact(self.detail, cut=True))

@@ -30,6 +30,7 @@ class Prepared(Struct, eq=False):
     """A request, ready to be inferred at once: all that could be done on the CPU before is done.
 
     ``tokens`` is what it may occupy in the engine's memory, prompt and longest output together; 0 where it is not counted.
+    ``sequences`` are the answers (or parts) that an engine computes for it at the same time.
     ``refused`` is the answer to a request that can never be inferred: it gets its name like any other, and nothing is sent.
     """
 
@@ -37,6 +38,7 @@ class Prepared(Struct, eq=False):
     tokens: int = 0
     refused: Answer | None = None
     input: Any = None  # the lane's own; None where the body is sent as it is
+    sequences: int = 1
 
 
 def request_of(attempt: Attempt) -> Request:

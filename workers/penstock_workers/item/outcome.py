@@ -24,26 +24,20 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try again, not before ``after_s`` seconds from now.
-
-    ``counted`` is False when the item is not at fault (a rate limit, an overloaded server): then it costs no attempt.
-    """
+    """Try again, not before ``after_s`` seconds from now."""
 
     after_s: float
     error: str
-    counted: bool = True
+    counted: bool = True  # False where the item is not at fault (a rate limit, a busy server): it costs no attempt
     rate_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Not tried, or stopped by this worker: the message goes back to its queue at once and no attempt is counted.
-
-    ``crashed`` when the item was in flight as its engine died: its start stays counted, as after the death of a worker.
-    """
+    """Not tried, or stopped by this worker: the message goes back to its queue at once and no attempt is counted."""
 
     why: str
-    crashed: bool = False
+    crashed: bool = False  # in flight as its engine died: its start stays counted, as after the death of a worker
     to: str | None = None  # another queue than it came from: that of the model which it names
 
 
@@ -56,14 +50,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The item waits outside the queue until its job is resumed. With ``pauses`` the job itself is paused for ``why``.
-
-    ``ends_in_s``: the job goes on by itself after so many seconds; None = when a person says so.
-    """
+    """The item waits outside the queue until its job is resumed. With ``pauses`` the job itself is paused for ``why``."""
 
     why: str
     pauses: bool = False
-    ends_in_s: float | None = None
+    ends_in_s: float | None = None  # the job goes on by itself after so many seconds; None = when a person says so
 
 
 @dataclass(frozen=True, slots=True)

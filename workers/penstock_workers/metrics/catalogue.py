@@ -26,6 +26,12 @@ def _control(name: str, help: str, *labels: str, unit: str = "") -> Metric:
 # -- items, as one worker settled them -----------------------------------------------------------------------------------
 ITEMS = _worker("penstock_items_total", "Items settled, by what became of them.", "lane", "outcome")
 DEAD = _worker("penstock_dead_total", "Items that failed for good, by reason.", "lane", "reason")
+REUSED = _worker(
+    "penstock_reused_total",
+    "Items that took the answer to an equal request: `dedup` of their own job, `cache` of an earlier one.",
+    "lane",
+    "reason",
+)
 RETRIES = _worker(
     "penstock_retries_total",
     "Attempts that are followed by another; `counted` ones use up `max_attempts`.",
@@ -38,6 +44,12 @@ FAILED_TRIES = _worker(
     "lane",
     "reason",
 )
+ASKED_AGAIN = _worker(
+    "penstock_asked_again_total",
+    "Requests beyond the first of an attempt: `repair` shows a model what the job's schema has against its answer, "
+    "`fallback` goes to the next model.",
+    "lane", "cause",
+)  # fmt: skip
 RATE_LIMITED = _worker(
     "penstock_rate_limited_total", "Answers with status 429 (too many requests).", "lane", "provider"
 )
@@ -202,7 +214,7 @@ FED = _control("penstock_fed_total", "Documents published from their source.", "
 RECONCILES = _control("penstock_reconciles_total", "Reconciliation rounds of feeds.", "lane")
 REPUBLISHED = _control("penstock_republished_total", "Documents whose messages were lost, published again.", "lane")
 PROMOTED = _control("penstock_promoted_total", "Retries whose time had come.", "lane")
-LEADS = _control("penstock_feeds_led", "Feeds that this process leads.")
+LEADS = _control("penstock_feeds_led", "Feeds that this process leads, and shards of feeds.")
 REBUILDS = _control("penstock_redis_rebuilds_total", "Times that Redis had lost its data and was rebuilt from SQL.")
 TICKS = _control("penstock_control_ticks_total", "Rounds over all live jobs, by how they ended.", "result")
 TICK_SECONDS = _control("penstock_control_tick_seconds", "How long the last round took.", unit="seconds")

@@ -19,6 +19,10 @@ class Blob(Protocol):
         """What identifies the bytes. Cheap after a whole pass over ``chunks``."""
         ...
 
+    def pinning(self) -> Iterator[bytes]:
+        """What ``pin`` still has to read, so that a caller can stop in between."""
+        ...
+
     def chunks(self, offset: int) -> Iterator[bytes]:
         """The bytes from ``offset`` on. Raises SourceChanged, SourceUnavailable."""
         ...
@@ -28,31 +32,47 @@ class Blob(Protocol):
         ...
 
 
+class Deadline:
+    """``timeout_s`` seconds from now. Looking costs nothing beside a read."""
+
+    def __init__(self, uri: str, timeout_s: float) -> None:
+        self._uri = uri
+        self._timeout_s = timeout_s
+        self._ends_at = time.monotonic() + timeout_s
+
+    def check(self) -> None:
+        """Raises SourceError once it has passed."""
+        if time.monotonic() > self._ends_at:
+            raise SourceError(
+                "source_too_slow",
+                f"{self._uri} was not read and checked within {self._timeout_s:g} s; split it, or raise "
+                "doors.submit_timeout_s (PENSTOCK_DOORS__SUBMIT_TIMEOUT_S)",
+            )
+
+
 class TimedBlob:
-    """A blob that has to be read within ``timeout_s`` seconds from now; looked at once per chunk or read, which costs nothing."""
+    """A blob that has to be read within ``timeout_s`` seconds from now; looked at once per chunk or read."""
 
     def __init__(self, blob: Blob, timeout_s: float) -> None:
         self.uri = blob.uri
         self._blob = blob
-        self._timeout_s = timeout_s
-        self._ends_at = time.monotonic() + timeout_s
+        self._deadline = Deadline(blob.uri, timeout_s)
 
     def pin(self) -> dict[str, Any]:
+        for _ in self.pinning():
+            pass
         return self._blob.pin()
+
+    def pinning(self) -> Iterator[bytes]:
+        for chunk in self._blob.pinning():
+            self._deadline.check()
+            yield chunk
 
     def chunks(self, offset: int) -> Iterator[bytes]:
         for chunk in self._blob.chunks(offset):
-            self._check()
+            self._deadline.check()
             yield chunk
 
     def read(self, offset: int, length: int) -> bytes:
-        self._check()
+        self._deadline.check()
         return self._blob.read(offset, length)
-
-    def _check(self) -> None:
-        if time.monotonic() > self._ends_at:
-            raise SourceError(
-                "source_too_slow",
-                f"{self.uri} was not read and checked within {self._timeout_s:g} s; split it, or raise "
-                "doors.submit_timeout_s (PENSTOCK_DOORS__SUBMIT_TIMEOUT_S)",
-            )

@@ -45,14 +45,16 @@ class LocalFile:
         self._sha256: str | None = None if pinned is None else str(pinned["sha256"])
 
     def pin(self) -> dict[str, Any]:
-        if self._sha256 is None or self._verified is None:
-            for _ in self.chunks(0):
-                pass
+        for _ in self.pinning():
+            pass
         assert self._verified is not None
         return {
             "kind": KIND, "uri": self.uri, "size": self._verified.size, "sha256": self._sha256,
             "mtime_ns": self._verified.mtime_ns,
         }  # fmt: skip
+
+    def pinning(self) -> Iterator[bytes]:
+        return self.chunks(0) if self._sha256 is None or self._verified is None else iter(())
 
     def unchanged(self) -> bool:
         """Whether size and modification time are those of the pin: enough to skip a second survey of the same job."""

@@ -8,13 +8,14 @@ are boto3's own; an endpoint comes from the setting `s3_endpoint_url` or boto3's
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
 
-__all__ = ["Listed", "S3Object", "S3Prefix"]
+__all__ = ["Listed", "S3Files", "S3Object", "S3Prefix"]
 
 KIND = "s3"
 # One GET. A feeder waits for room in the queue between reads, so no connection is held open for longer than this takes.
@@ -48,6 +49,9 @@ class S3Object:
             head = self._call(lambda: self._client.head_object(Bucket=self._bucket, Key=self._key))
             self._pin = {"kind": KIND, "uri": self.uri, "size": int(head["ContentLength"]), "etag": str(head["ETag"])}
         return dict(self._pin)
+
+    def pinning(self) -> Iterator[bytes]:
+        return iter(())
 
     def unchanged(self) -> bool:
         """Whether the object in the bucket still has the pinned ETag and size."""
@@ -108,7 +112,17 @@ class S3Prefix:
     def objects(self, most: int) -> list[Listed]:
         """At most so many. Raises SourceError for a prefix with more, and SourceUnavailable."""
         found: list[Listed] = []
-        given: dict[str, str] = {}
+        for listed in self.listed():
+            found.append(listed)
+            if len(found) > most:
+                raise SourceError(
+                    "too_many_objects", f"{self.uri} has more than {most:,} objects; name a prefix with fewer"
+                )
+        return found
+
+    def listed(self, after: str = "") -> Iterator[Listed]:
+        """In the order of their names, those later than ``after``; a page of 1,000 at a time. Raises SourceUnavailable."""
+        given = {"StartAfter": f"{self._below}{after}"} if after else {}
         while True:
             page = _ask(
                 self.uri,
@@ -117,13 +131,9 @@ class S3Prefix:
             for entry in page.get("Contents", ()):
                 path = entry["Key"][len(self._below) :]
                 if path and not path.endswith("/"):  # consoles make such objects and show them as folders
-                    found.append(Listed(path, entry["Size"], entry["ETag"], entry["LastModified"].timestamp()))
-            if len(found) > most:
-                raise SourceError(
-                    "too_many_objects", f"{self.uri} has more than {most:,} objects; name a prefix with fewer"
-                )
+                    yield Listed(path, entry["Size"], entry["ETag"], entry["LastModified"].timestamp())
             if not page.get("IsTruncated"):
-                return found
+                return
             given = {"ContinuationToken": page["NextContinuationToken"]}
 
     def object(self, listed: Listed) -> S3Object:
@@ -131,6 +141,36 @@ class S3Prefix:
         uri = f"s3://{self._bucket}/{quote(self._below + listed.path)}"
         pinned = {"kind": KIND, "uri": uri, "size": listed.size, "etag": listed.etag}
         return S3Object(uri, pinned, client=self._client)
+
+
+class S3Files:
+    """Small objects that rows name, each read at once."""
+
+    def __init__(self, endpoint_url: str | None = None) -> None:
+        self._client = _client(endpoint_url)
+
+    def read(self, uri: str, most: int) -> tuple[bytes, int, int]:
+        """The bytes where there are at most ``most``, how many there are, and when they were changed (Unix time in ns).
+
+        Raises FileNotFoundError for what is not there or not allowed, and SourceUnavailable where S3 does not answer.
+        """
+        from botocore.exceptions import ClientError
+
+        parts = urlsplit(uri)
+
+        def get() -> tuple[bytes, int, int]:
+            try:
+                answer = self._client.get_object(Bucket=parts.netloc, Key=unquote(parts.path.lstrip("/")))
+            except ClientError as error:
+                if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (403, 404):
+                    raise FileNotFoundError(uri) from None
+                raise
+            size, changed_ns = int(answer["ContentLength"]), int(answer["LastModified"].timestamp()) * 10**9
+            with contextlib.closing(answer["Body"]) as body:
+                return b"" if size > most else bytes(body.read(most + 1)), size, changed_ns
+
+        found: tuple[bytes, int, int] = _ask(uri, get)
+        return found
 
 
 def _ask(uri: str, request: Callable[[], Any]) -> Any:
@@ -145,6 +185,8 @@ def _ask(uri: str, request: Callable[[], Any]) -> Any:
                 f"{uri} is not the object that was submitted; restore it, or submit it as a new job"
             ) from error
         raise SourceUnavailable(f"{uri}: S3 answered {status} ({error}); check the name and the rights") from error
+    except FileNotFoundError:
+        raise
     except (BotoCoreError, HTTPClientError, OSError) as error:
         raise SourceUnavailable(f"{uri}: {error}; check the endpoint, region and credentials") from error
 
@@ -154,7 +196,7 @@ def _client(endpoint_url: str | None) -> Any:
         import boto3
         from botocore.config import Config
     except ImportError as error:
-        raise SourceError("source_unavailable", "reading s3:// needs boto3; `pip install penstock[s3]`") from error
+        raise SourceUnavailable("reading s3:// needs boto3 on this machine; `pip install penstock[s3]`") from error
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,

@@ -45,10 +45,12 @@ class Unpacked:
         self._lock = threading.Lock()
 
     def pin(self) -> dict[str, Any]:
-        if not self._whole:
-            for _ in self.chunks(0):
-                pass
+        for _ in self.pinning():
+            pass
         return self._blob.pin() | {PACKED: self._codec.name, MEMBERS: [list(member) for member in self._members]}
+
+    def pinning(self) -> Iterator[bytes]:
+        return self._blob.pinning() if self._whole else self.chunks(0)
 
     def chunks(self, offset: int) -> Iterator[bytes]:
         member = self._before(offset)

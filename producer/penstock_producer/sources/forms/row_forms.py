@@ -1,13 +1,12 @@
 """The two forms of an input row, each turned into (doc_id, request body).
 
 OpenAI Batch lines `{"custom_id", "method", "url", "body"}` keep their body: the spec's model and params only fill in
-what it lacks. Plain records become a body through the spec's prompt template. The spec decides which form it is: with
-a prompt, plain records; without one, batch lines.
+what it lacks. Plain records become a body through the spec's prompt, or with the messages in one of their columns. The spec
+decides which form it is: with one of both, plain records; without, batch lines.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -17,22 +16,20 @@ from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent, value_fault
-from penstock_producer.job.request_body import BodyBuilder, text_field
+from penstock_producer.job.request_body import text_field
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prompts.languages import default_in, prompt_of
-from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
-from penstock_producer.rows import MISSING_FIELD
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.sources.forms.asked import Attachments, asked_of
+from penstock_producer.sources.forms.row_words import bounded, columns_of
 from penstock_producer.sources.forms.strict_json import RowFault
-
-_MAX_COLUMNS_SHOWN = 20
-_MAX_COLUMNS_COMPARED = 100
+from penstock_producer.tally import Tally
 
 
 class RowForm(Protocol):
     control_keys: tuple[bytes, ...]
     columns: tuple[str, ...] | None  # that every row must have; None where rows are requests of their own
     read_columns: tuple[str, ...] | None  # that may be read, others need not be; None for all
+    tally: Tally  # of what it changed in rows
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
         """Document id and request body of a row of a file. Raises RowFault."""
@@ -47,12 +44,13 @@ class RowForm(Protocol):
         ...
 
 
-def form_of(spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> RowForm:
+def form_of(spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, media: Attachments | None = None) -> RowForm:
     """The form that ``spec`` asks for. Raises SpecError when the spec cannot make requests out of plain records.
 
-    A row whose request would be larger than ``max_body_bytes`` is refused.
+    A row whose request would be larger than ``max_body_bytes`` is refused. ``media``: what reads the images and sounds that
+    rows name, where the spec has columns of them.
     """
-    return BatchLines(spec, max_body_bytes) if spec.prompt is None else PlainRecords(spec, max_body_bytes)
+    return PlainRecords(spec, max_body_bytes, media) if spec.takes_records else BatchLines(spec, max_body_bytes)
 
 
 def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of its own") -> str:
@@ -82,6 +80,7 @@ class BatchLines:
         self._needs_model = not has_own_model(spec.lane)
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
         self._text_field = text_field(spec.endpoint)
+        self.tally = Tally()
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
         try:
@@ -107,7 +106,7 @@ class BatchLines:
             )
         request = {**self._defaults, **given} if self._defaults else given
         self._check_request(request)
-        return _bounded(orjson.dumps(request), self._max_body_bytes)
+        return bounded(orjson.dumps(request), self._max_body_bytes)
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if any(name in record for name in ("custom_id", "method", "url", "body")):
@@ -145,20 +144,20 @@ class BatchLines:
 
 
 class PlainRecords:
-    """Records of any columns, turned into requests by the spec's template."""
+    """Records of any columns, turned into requests by the spec's prompt, or by the messages that a column holds."""
 
-    def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
-        assert spec.prompt is not None
-        self._max_body_bytes = max_body_bytes
-        self._language = spec.template
-        self._template = prompt_of(spec.prompt, spec.template)
+    def __init__(
+        self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, media: Attachments | None = None
+    ) -> None:
+        self.tally = Tally()
+        self._asked = asked_of(spec, max_body_bytes, self.tally, media)
         self._id_field = spec.id_field
-        self._build = BodyBuilder(spec)
         self._param_fields = spec.param_fields
         self._endpoint = spec.endpoint
-        self.columns: tuple[str, ...] | None = tuple(dict.fromkeys((spec.id_field, *self._template.required)))
-        names = dict.fromkeys((spec.id_field, *self._template.fields, *spec.param_fields.values()))
-        self.read_columns: tuple[str, ...] | None = None if self._template.whole_row else tuple(names)
+        self._flag = "--prompt" if spec.messages_field is None else "--messages-field"
+        self.columns: tuple[str, ...] | None = tuple(dict.fromkeys((spec.id_field, *self._asked.required)))
+        names = dict.fromkeys((spec.id_field, *self._asked.fields, *spec.param_fields.values()))
+        self.read_columns: tuple[str, ...] | None = None if self._asked.whole_row else tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
@@ -170,27 +169,7 @@ class PlainRecords:
             raise
 
     def request(self, given: dict[str, Any]) -> bytes:
-        try:
-            text = self._template.render(given, self._max_body_bytes)
-            params = self._params(given) if self._param_fields else None
-            return _bounded(self._build(text, params), self._max_body_bytes)
-        except TextTooLong as error:
-            raise too_large(f"more than {error.max_chars} characters", error.max_chars, error.name) from None
-        except RenderFailed as failed:
-            raise RowFault(
-                "template_failed",
-                f"The prompt cannot be rendered for this row: {failed}.",
-                fix="correct the prompt or the row",
-            ) from None
-        except MissingField as missing:
-            what = "is null in" if missing.null else "is missing from"
-            raise RowFault(
-                MISSING_FIELD,
-                f"The prompt uses the column {missing.name!r}, which {what} this row.",
-                fix=f"{_meant(missing.name, given)}fill it, or write {default_in(self._language, missing.name)} in the prompt; "
-                f"columns here: {columns_of(given)}",
-                field=missing.name,
-            ) from None
+        return self._asked.body(given, self._params(given) if self._param_fields else None)
 
     def _params(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The row's own parameters. Raises RowFault."""
@@ -211,7 +190,8 @@ class PlainRecords:
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if all(name in record for name in ("custom_id", "method", "url", "body")):
             return (
-                "the first row is an OpenAI Batch line, which has a request of its own; leave the prompt out (--prompt)"
+                "the first row is an OpenAI Batch line, which has a request of its own; leave the prompt out "
+                f"({self._flag})"
             )
         return None
 
@@ -229,33 +209,6 @@ class PlainRecords:
         return check_doc_id(
             value, self._id_field, fix="give every row an id of its own, or name another id column (--id-field)"
         )
-
-
-def _meant(name: str, given: Mapping[str, Any]) -> str:
-    """The column that was probably meant, as the beginning of a fix."""
-    close = difflib.get_close_matches(name, list(given)[:_MAX_COLUMNS_COMPARED], n=1)
-    return f"did you mean {close[0]!r}? If not, " if close and close[0] != name else ""
-
-
-def too_large(size: str, limit: int, field: str | None = None) -> RowFault:
-    """A request that is larger than the setting `max_body_bytes`. ``size`` says how large."""
-    return RowFault(
-        "body_too_large",
-        f"The request has {size}, and the setting max_body_bytes allows {limit}.",
-        fix="shorten the text, name the column once, or raise max_body_bytes where requests really are larger",
-        field=field,
-    )
-
-
-def _bounded(body: bytes, limit: int) -> bytes:
-    if len(body) > limit:
-        raise too_large(f"{len(body)} bytes", limit)
-    return body
-
-
-def columns_of(record: Mapping[str, Any]) -> str:
-    names = [seen(name) for name in list(record)[:_MAX_COLUMNS_SHOWN]]
-    return ", ".join(names) + (", …" if len(record) > _MAX_COLUMNS_SHOWN else "") if names else "none"
 
 
 def _missing(name: str, record: Mapping[str, Any]) -> RowFault:

@@ -51,12 +51,7 @@ def parse_object(line: bytes, control_keys: tuple[bytes, ...], *, last: bool = F
 
     ``last`` says that the file ends in this line without a newline. Raises RowFault.
     """
-    try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        _classify(line, str(error), last=last)
-    if _is_suspicious(line, control_keys):
-        value = _parse_slowly(line, frozenset(key[1:-1].decode() for key in control_keys))
+    value = parse_value(line, control_keys, last=last)
     if type(value) is not dict:
         raise RowFault(
             "invalid_json_line",
@@ -64,6 +59,17 @@ def parse_object(line: bytes, control_keys: tuple[bytes, ...], *, last: bool = F
             fix="write one JSON object per line",
             value=seen(line),
         )
+    return value
+
+
+def parse_value(line: bytes, control_keys: tuple[bytes, ...] = (), *, last: bool = False) -> Any:
+    """As ``parse_object``, of any kind."""
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        _classify(line, str(error), last=last)
+    if _is_suspicious(line, control_keys):
+        value = _parse_slowly(line, frozenset(key[1:-1].decode() for key in control_keys))
     return value
 
 

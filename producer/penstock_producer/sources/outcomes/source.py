@@ -21,11 +21,13 @@ from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_producer.answers import answer_text, sent_text
 from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.rows import BadRow, Cursor, Document
+from penstock_producer.rows import BadRow, Cursor, Document, Place
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault
+from penstock_producer.sources.media.parts import media_of
 from penstock_producer.sources.outcomes.where import Where
+from penstock_producer.tally import Tally
 
 KIND: Final = "job"
 MAX_PARSED_CHARS: Final = 1_000_000  # an answer longer than this is text, whatever it looks like
@@ -56,7 +58,8 @@ class OutcomesSource:
         self._pin = dict(pin)
         self._spec = spec
         self._where = Where(pin["where"])
-        self._form = form_of(spec, int(pin["max_body_bytes"]))
+        limit = int(pin["max_body_bytes"])
+        self._form = form_of(spec, limit, media_of(spec, None, limit))
         self._changes = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
         self._jobs = jobs
         self._outcomes = outcomes
@@ -64,8 +67,8 @@ class OutcomesSource:
     def pin(self) -> dict[str, Any]:
         return dict(self._pin)
 
-    def place(self, line: int) -> tuple[str, int]:
-        return self.uri, line
+    def place(self, line: int) -> Place:
+        return Place(self.uri, line)
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
         after = (int(cursor["generation"]), str(cursor["after"])) if cursor else None
@@ -77,6 +80,10 @@ class OutcomesSource:
             if row is not None:
                 yield row
         self._expect_job()  # a purge meanwhile would look like the end
+
+    @property
+    def tally(self) -> Tally:
+        return self._form.tally
 
     def ended(self) -> bool:
         return True
@@ -109,7 +116,7 @@ class OutcomesSource:
         cursor: Cursor = {"generation": generation, "after": doc_id}
         request = outcome.request if isinstance(outcome, DeadLetter) else b""
         try:
-            body = self._again(outcome) if self._spec.prompt is None else self._asked(record, fields, request)
+            body = self._asked(record, fields, request) if self._spec.takes_records else self._again(outcome)
         except RowFault as fault:
             return BadRow(
                 self.uri, 0, fault.code, fault.field, fault.message, fault.value, fault.fix, doc_id, cursor, request

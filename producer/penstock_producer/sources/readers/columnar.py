@@ -6,30 +6,18 @@ A group is a row group (Parquet) or a record batch (Arrow). Only the columns tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.job.formats import PARQUET
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.blobs.blob_file import BlobFile
+from penstock_producer.sources.readers.arrow_file import ROWS_PER_BATCH, Groups, depth_of, open_arrow
 
-ROWS_PER_BATCH: Final = 1_000  # what is made into Python objects at a time
 # Uncompressed bytes of one group's columns that are read. A group is decoded in pieces, but writers that make larger ones
 # hold whole files in one group, which can be entered nowhere else.
 MAX_GROUP_BYTES: Final = 4 * 1024**3
 _READ_BUFFER: Final = 1024 * 1024
-
-
-class Groups(Protocol):
-    """An opened file."""
-
-    names: Sequence[str]  # of the columns
-
-    def count(self) -> int: ...
-
-    def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of one group, in order."""
-        ...
 
 
 def open_groups(blob: Blob, size: int, rows: str) -> Groups:
@@ -41,8 +29,8 @@ def open_groups(blob: Blob, size: int, rows: str) -> Groups:
             f"reading {rows} needs pyarrow on this machine; `pip install penstock[parquet]`"
         ) from error
     try:
-        return _ParquetGroups(blob, size) if rows == PARQUET else _ArrowGroups(blob, size)
-    except (pyarrow.ArrowException, OSError) as error:
+        return _ParquetGroups(blob, size) if rows == PARQUET else open_arrow(blob, size)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of names of columns
         raise damaged(blob.uri, rows, error) from error
 
 
@@ -57,10 +45,14 @@ class _ParquetGroups:
 
         self._uri = blob.uri
         self._file = parquet.ParquetFile(BlobFile(blob, size), buffer_size=_READ_BUFFER, pre_buffer=False)
-        self.names: Sequence[str] = self._file.schema_arrow.names
+        self._schema = self._file.schema_arrow
+        self.names: Sequence[str] = self._schema.names
 
     def count(self) -> int:
         return int(self._file.num_row_groups)
+
+    def depth(self, column: str) -> int:
+        return depth_of(self._schema.field(column).type)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
         size = self._file.metadata.row_group(group).total_byte_size
@@ -73,21 +65,3 @@ class _ParquetGroups:
         yield from self._file.iter_batches(
             batch_size=ROWS_PER_BATCH, row_groups=[group], columns=list(columns), use_threads=False
         )
-
-
-class _ArrowGroups:
-    """The file format of Arrow IPC, which Feather is, too."""
-
-    def __init__(self, blob: Blob, size: int) -> None:
-        from pyarrow import ipc
-
-        self._file = ipc.open_file(BlobFile(blob, size))
-        self.names: Sequence[str] = self._file.schema.names
-
-    def count(self) -> int:
-        return int(self._file.num_record_batches)
-
-    def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
-        whole = self._file.get_batch(group).select(list(columns))
-        for start in range(0, whole.num_rows, ROWS_PER_BATCH):
-            yield whole.slice(start, ROWS_PER_BATCH)

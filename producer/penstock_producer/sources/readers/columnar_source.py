@@ -12,12 +12,14 @@ from typing import Any, Final
 
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.rows import BadRow, Cursor, Document
+from penstock_producer.rows import ROW, BadRow, Cursor, Document
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.forms.columns import check_columns
-from penstock_producer.sources.forms.strict_json import RowFault, check_text
-from penstock_producer.sources.readers.columnar import Groups, damaged, open_groups
+from penstock_producer.sources.forms.strict_json import MAX_DEPTH, RowFault, check_text
+from penstock_producer.sources.media.places import MediaPlaces
+from penstock_producer.sources.readers.arrow_file import Groups
+from penstock_producer.sources.readers.columnar import damaged, open_groups
 from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows
 
 _POSITION = re.compile(r"(\d{1,9}):(\d{1,12})", re.ASCII)  # "group:row"
@@ -30,6 +32,8 @@ class ColumnarSource(PinnedRows):
     ``size``: of the blob, where it is pinned already.
     """
 
+    unit = ROW
+
     def __init__(
         self,
         blob: Blob,
@@ -40,8 +44,11 @@ class ColumnarSource(PinnedRows):
         max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
         max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
         surveyed: bool = False,
+        places: MediaPlaces | None = None,
     ) -> None:
-        super().__init__(blob, spec, max_line_bytes=max_line_bytes, max_body_bytes=max_body_bytes, surveyed=surveyed)
+        super().__init__(
+            blob, spec, max_line_bytes=max_line_bytes, max_body_bytes=max_body_bytes, surveyed=surveyed, places=places
+        )
         self._rows = rows
         self._size = size
         self._opened: Groups | None = None
@@ -80,7 +87,7 @@ class ColumnarSource(PinnedRows):
             raise BadReference(f"{self.uri} has no row {row} in its group {group}")
         document = self._read(next(_records(found)), position, 0, {})
         if isinstance(document, BadRow):
-            raise BadReference(f"{self.uri}: at {position} there is no document ({document.code})")
+            raise self._no_document(position, document.code, document.message)
         return document
 
     def _read(self, record: dict[str, Any] | RowFault, position: str, number: int, cursor: Cursor) -> Document | BadRow:
@@ -97,7 +104,7 @@ class ColumnarSource(PinnedRows):
 
         try:
             yield from self._groups().batches(group, self._columns)
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise damaged(self.uri, self._rows, error) from error
 
     def _groups(self) -> Groups:
@@ -111,6 +118,12 @@ class ColumnarSource(PinnedRows):
                 )
             check_columns(self.uri, self._form, groups.names, nested=True)
             self._columns = _needed(groups.names, self._form.read_columns)
+            for name in self._columns:
+                if groups.depth(name) > MAX_DEPTH:
+                    raise SourceError(
+                        "nesting_too_deep",
+                        f"{self.uri}: the column {seen(name)} nests deeper than {MAX_DEPTH} levels; flatten it",
+                    )
             self._opened = groups
         return self._opened
 

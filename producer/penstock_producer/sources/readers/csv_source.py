@@ -17,6 +17,7 @@ from penstock_producer.sources.blobs.convert import refuse_magic
 from penstock_producer.sources.blobs.lines import split_lines
 from penstock_producer.sources.forms.columns import check_columns
 from penstock_producer.sources.forms.strict_json import RowFault, check_text
+from penstock_producer.sources.media.places import MediaPlaces
 from penstock_producer.sources.readers.csv_records import Dialect, Record, parse_record, read_records
 from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows
 
@@ -36,8 +37,11 @@ class CsvSource(PinnedRows):
         max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
         max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
         surveyed: bool = False,
+        places: MediaPlaces | None = None,
     ) -> None:
-        super().__init__(blob, spec, max_line_bytes=max_line_bytes, max_body_bytes=max_body_bytes, surveyed=surveyed)
+        super().__init__(
+            blob, spec, max_line_bytes=max_line_bytes, max_body_bytes=max_body_bytes, surveyed=surveyed, places=places
+        )
         self._tabs = tabs
         self._encoding = spec.encoding or UTF_8
         self._known: tuple[list[str], Dialect] | None = None
@@ -69,7 +73,9 @@ class CsvSource(PinnedRows):
                 raise RowFault("empty_source", "There is no header.", fix="restore it")
             values = parse_record(data, header[1])
             doc_id, body = self._form.read(self._named(values, header[0]))
-        except (RowFault, csv.Error, UnicodeDecodeError, StopIteration) as fault:
+        except RowFault as fault:
+            raise self._no_document(position, fault.code, fault.message) from None
+        except (csv.Error, UnicodeDecodeError, StopIteration) as fault:
             raise BadReference(f"{self.uri}: at {position} there is no document ({type(fault).__name__})") from None
         return Document(doc_id, body, position, 0, {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -15,8 +16,13 @@ from penstock_producer.sources.readers.pinned_rows import FORMAT
 
 _BY_ENDING: Final = {
     ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".csv": CSV, ".tsv": TSV, ".tab": TSV, ".parquet": PARQUET,
-    ".pq": PARQUET, ".arrow": ARROW, ".feather": ARROW,
+    ".pq": PARQUET, ".arrow": ARROW, ".arrows": ARROW, ".feather": ARROW,
 }  # fmt: skip
+# Of files that are a document each. Others are by --format text.
+_TEXTS: Final = frozenset({
+    ".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex", ".html", ".htm", ".xhtml", ".xml", ".log", ".srt",
+    ".vtt", ".eml",
+})  # fmt: skip
 _BY_MAGIC: Final = {b"PAR1": PARQUET, b"ARROW1": ARROW}
 
 
@@ -47,6 +53,11 @@ def format_of_pin(pin: Mapping[str, Any]) -> FileFormat:
 def has_known_ending(name: str) -> bool:
     """Whether a file of a folder says by its name that it holds rows."""
     return _endings(name)[1] in _BY_ENDING
+
+
+def has_text_ending(name: str) -> bool:
+    """Whether a file of a folder says by its name that it is one text."""
+    return posixpath.splitext(name)[1].lower() in _TEXTS
 
 
 def _endings(name: str) -> tuple[str | None, str]:

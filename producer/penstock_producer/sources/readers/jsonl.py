@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock_producer.errors import BadReference
 from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sources.blobs.convert import refuse_content
 from penstock_producer.sources.blobs.lines import BOM, Line, split_lines
@@ -34,7 +33,7 @@ class JsonlSource(PinnedRows):
         try:
             doc_id, body = self._form.read(parse_object(data, self._form.control_keys))
         except RowFault as fault:
-            raise BadReference(f"{self.uri}: at {position} there is no document ({fault.code})") from None
+            raise self._no_document(position, fault.code, fault.message) from None
         return Document(doc_id, body, position, 0, {})
 
     def _read(self, line: Line, *, first: bool) -> Document | BadRow:

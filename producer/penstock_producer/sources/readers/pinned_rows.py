@@ -9,11 +9,15 @@ from typing import Any, Final
 
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.rows import BadRow, Cursor, Document
+from penstock_producer.refusals import no_longer
+from penstock_producer.rows import LINE, BadRow, Cursor, Document, Place
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.forms.row_forms import RowForm, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
+from penstock_producer.sources.media.parts import media_of
+from penstock_producer.sources.media.places import NEWEST, MediaPlaces
+from penstock_producer.tally import Tally
 
 FORMAT: Final = "format"  # of a pin: what the rows are, where they are not JSON Lines
 
@@ -24,9 +28,11 @@ class PinnedRows(ABC):
     """Rows of one blob.
 
     ``max_line_bytes`` and ``max_body_bytes`` travel in the pin: a reader with other settings must refuse the same rows.
-    ``surveyed`` says that the survey has read these bytes: rows that it refused may come as documents, and callers drop
-    them by their lines.
+    ``places`` is where files that rows name may lie. ``surveyed`` says that the survey has read these bytes: rows that it
+    refused may come as documents, and callers drop them by their lines.
     """
+
+    unit = LINE
 
     def __init__(
         self,
@@ -36,17 +42,25 @@ class PinnedRows(ABC):
         max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
         max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
         surveyed: bool = False,
+        places: MediaPlaces | None = None,
     ) -> None:
         self.uri = blob.uri
         self._blob = blob
-        self._form: RowForm = form_of(spec, max_body_bytes)
+        media = media_of(spec, places, max_body_bytes)
+        self._form: RowForm = form_of(spec, max_body_bytes, media)
+        self._places = None if media is None else places
         self._max_line_bytes = max_line_bytes
         self._max_body_bytes = max_body_bytes
         self._surveyed = surveyed
-        self.id_field = "custom_id" if spec.prompt is None else spec.id_field
+        self.id_field = spec.id_field if spec.takes_records else "custom_id"
+
+    @property
+    def tally(self) -> Tally:
+        return self._form.tally
 
     def pin(self) -> dict[str, Any]:
-        return self._blob.pin() | {"max_line_bytes": self._max_line_bytes, "max_body_bytes": self._max_body_bytes}
+        limits = {"max_line_bytes": self._max_line_bytes, "max_body_bytes": self._max_body_bytes}
+        return self._blob.pin() | limits | ({} if self._places is None else {NEWEST: self._places.newest_ns})
 
     @abstractmethod
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]: ...
@@ -54,9 +68,9 @@ class PinnedRows(ABC):
     @abstractmethod
     def fetch(self, position: str) -> Document: ...
 
-    def place(self, line: int) -> tuple[str, int]:
+    def place(self, line: int) -> Place:
         """The file that a row lies in, and its line there."""
-        return self.uri, line
+        return Place(self.uri, line, self.unit)
 
     def ended(self) -> bool:
         return True
@@ -71,6 +85,11 @@ class PinnedRows(ABC):
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
         return int(span[1]), int(span[2])
 
+    def _no_document(self, position: str, code: str, why: str = "") -> SourceError:
+        """Why a row that was surveyed is no document now."""
+        gone = no_longer(code, f"{self.uri} at {position}: {code}: {why}")
+        return gone or BadReference(f"{self.uri}: at {position} there is no document ({code})")
+
     def _check_form(self, record: Mapping[str, Any]) -> None:
         advice = self._form.mistaken_for(record)
         if advice is not None:
@@ -81,5 +100,6 @@ class PinnedRows(ABC):
 
     def _bad(self, number: int, fault: RowFault, cursor: Cursor) -> BadRow:
         return BadRow(
-            self.uri, number, fault.code, fault.field, fault.message, fault.value, fault.fix, fault.doc_id, cursor
-        )
+            self.uri, number, fault.code, fault.field, fault.message, fault.value, fault.fix, fault.doc_id, cursor,
+            unit=self.unit,
+        )  # fmt: skip

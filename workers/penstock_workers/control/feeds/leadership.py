@@ -3,6 +3,8 @@
 Each round reads all leases together with the jobs, so a leader needs no statement of its own: one write takes the free
 leases, and one write renews all leases of a process when a third of their time is gone. The cursor is protected by the
 fence, which is compared at each write.
+
+A source that is split has a leader for each of its shards as well, and the processes share them evenly (`even.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from penstock_ledger import JobStore, LiveFeed, LiveJob
 from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.feed.feeder import Feeder
+from penstock_workers.control.feeds.even import given_up, taken_on
 from penstock_workers.control.feeds.reconcile import Reconciler
 
 FEED_LEASE_S = 15.0  # a dead leader is replaced after this
@@ -20,12 +23,12 @@ RENEW_BELOW_S = FEED_LEASE_S * 2 / 3  # of what is left: two renewals may fail b
 
 TAKEN_MAX = 500  # leases per round: the transaction lasts some tenths of a second, and the next round takes more
 
-FeedName = tuple[str, int]  # job id and generation
+FeedName = tuple[str, int, int]  # job id, generation and shard
 
 
 @dataclass(slots=True)
 class LedFeed:
-    """A feed that this process leads. Touched only by the control thread."""
+    """A feed, or a shard of one, that this process leads. Touched only by the control thread."""
 
     feeder: Feeder
     reconciler: Reconciler
@@ -41,35 +44,49 @@ class Leadership:
         self._open_led = open_led
         self._led: dict[FeedName, LedFeed] = {}
         self._taken: dict[FeedName, Feed] = {}  # by the latest ``take``
+        self._given_up = frozenset[FeedName]()  # by the latest ``share``
 
     def __len__(self) -> int:
-        """Feeds that this process leads."""
+        """Feeds and shards that this process leads."""
         return len(self._led)
 
     def concerns(self, live: Iterable[LiveJob]) -> bool:
         """Whether this process leads a feed of these, or could: one that no process leads."""
-        return any(feed.free or feed.led_by(self._owner) for feed in _worked_on(live))
+        return any(feed.free or feed.led_by(self._owner) for feed in _with_shards(live))
 
     def renew(self, live: Iterable[LiveJob]) -> None:
         """All leases of this process, as soon as one of them has lost a third of its time."""
-        if any(feed.led_by(self._owner) and feed.lease_s < RENEW_BELOW_S for feed in _worked_on(live)):
-            self._jobs.renew_feeds(self._owner, FEED_LEASE_S)
+        led = [feed for feed in _with_shards(live) if feed.led_by(self._owner)]
+        if any(feed.lease_s < RENEW_BELOW_S for feed in led):
+            self._jobs.renew_feeds(self._owner, FEED_LEASE_S, shards=any(feed.feed.shard for feed in led))
 
-    def take(self, live: Iterable[LiveJob]) -> None:
-        """Feeds that no process leads, at most ``TAKEN_MAX`` in each round, in one transaction."""
+    def take(self, live: Collection[LiveJob], processes: int = 1) -> None:
+        """Feeds that no process leads, at most ``TAKEN_MAX`` in each round, in one transaction; and of each source that is
+        split a shard, while this process has fewer than its part among so many ``processes``."""
         free = [(feed.feed.job_id, feed.feed.generation) for feed in _worked_on(live) if feed.free]
         leased = self._jobs.lease_feeds(free[:TAKEN_MAX], self._owner, FEED_LEASE_S)
-        self._taken = {(feed.job_id, feed.generation): feed for feed in leased}
+        wanted = [shard for feed in _worked_on(live) for shard in taken_on(feed.shards, self._owner, processes)]
+        shards = [(shard.feed.job_id, shard.feed.generation, shard.feed.shard) for shard in wanted]
+        leased += self._jobs.lease_shards(shards[:TAKEN_MAX], self._owner, FEED_LEASE_S)
+        self._taken = {_name(feed): feed for feed in leased}
+
+    def share(self, live: Collection[LiveJob], processes: int) -> None:
+        """Let go of a shard of each source of which this process leads more than its part, for another process to take."""
+        surplus = [shard.feed for feed in _worked_on(live) for shard in given_up(feed.shards, self._owner, processes)]
+        for shard in surplus:
+            self._jobs.release_feed(shard, self._owner)
+        self._given_up = frozenset(map(_name, surplus))
 
     def jobs(self, live: Iterable[LiveJob]) -> set[str]:
         """Those of which this process leads a feed, after ``take``."""
-        held = {feed.feed.job_id for feed in _worked_on(live) if feed.led_by(self._owner)}
-        return held | {job_id for job_id, _ in self._taken}
+        held = {feed.feed.job_id for feed in _with_shards(live) if feed.led_by(self._owner)}
+        return held | {job_id for job_id, _, _ in self._taken}
 
     def lead(self, job: Job, live: LiveFeed) -> LedFeed | None:
-        """The feed as this process leads it; None while another process leads it, or none yet."""
-        name = (live.feed.job_id, live.feed.generation)
-        feed = live.feed if live.led_by(self._owner) else self._taken.get(name)
+        """The feed or shard as this process leads it; None while another process leads it, or none yet."""
+        name = _name(live.feed)
+        led_here = live.led_by(self._owner) and name not in self._given_up
+        feed = live.feed if led_here else self._taken.get(name)
         led = self._led.get(name)
         if feed is None:
             self._led.pop(name, None)
@@ -82,11 +99,17 @@ class Leadership:
 
     def forget(self, feed: Feed) -> None:
         """Another process has taken it, or it was rewound."""
-        self._led.pop((feed.job_id, feed.generation), None)
+        self._led.pop(_name(feed), None)
 
-    def keep_only(self, live: Collection[str]) -> None:
-        """Let go of feeds of jobs that are over."""
-        self._led = {name: led for name, led in self._led.items() if name[0] in live}
+    def keep_only(self, live: Collection[LiveJob]) -> None:
+        """Let go of feeds of jobs that are over, and of shards that are read to their end."""
+        names = {job.job_id for job, _ in live}
+        unread = {_name(shard.feed) for _, feeds in live for feed in feeds for shard in feed.shards}
+        self._led = {
+            name: led
+            for name, led in self._led.items()
+            if name[0] in names and (name in unread or not led.feeder.feed.shard)
+        }
 
     def release_all(self) -> None:
         """Hand the leases over at once instead of letting them run out."""
@@ -95,8 +118,18 @@ class Leadership:
         self._led.clear()
 
 
+def _name(feed: Feed) -> FeedName:
+    return feed.job_id, feed.generation, feed.shard
+
+
 def _worked_on(live: Iterable[LiveJob]) -> Iterator[LiveFeed]:
     """Feeds of jobs that run or are being cancelled: a paused job needs no leader."""
     for job, feeds in live:
         if job.state is not JobState.PAUSED:
             yield from feeds
+
+
+def _with_shards(live: Iterable[LiveJob]) -> Iterator[LiveFeed]:
+    for feed in _worked_on(live):
+        yield feed
+        yield from feed.shards

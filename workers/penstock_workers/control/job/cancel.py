@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from penstock_ledger import FeedLost, JobStore, OutcomeStore, RedisLedger
-from penstock_ledger.model import Feed, Job, JobState
+from penstock_ledger.model import Job, JobState
 from penstock_producer.errors import SourceError
 from penstock_producer.feed.repair import write_off
 from penstock_producer.feed.wire import item_tag
@@ -39,15 +39,16 @@ class Cancelling:
         self._lease_s = lease_s  # a worker that has not renewed a lease for so long is dead
         self._since: dict[str, float] = {}  # job -> monotonic time of the first look
 
-    def step(self, job: Job, queue: str, feeds: Sequence[tuple[Feed, LedFeed]]) -> None:
-        """Bounded; ``feeds`` are those that this process leads. The job ends when all of them are written off."""
+    def step(self, job: Job, queue: str, feeds: Sequence[LedFeed], shards: Sequence[LedFeed]) -> None:
+        """Bounded; ``feeds`` and ``shards`` are those that this process leads. The job ends when all are written off."""
         if job.total is None:
             self._jobs.close(job.job_id)  # an open job takes no more documents; the next round knows how many there are
             return
-        if self._waits_for_calls(job, queue, feeds):
+        if self._waits_for_calls(job, queue, [*feeds, *shards]):
             return  # calls under way may still end with a result; no more are started
+        whole = [led for led in feeds if not led.feeder.feed.shards]
         try:
-            if any(not write_off(led.feeder, WRITE_OFF_MAX).exhausted for _, led in feeds):
+            if any(not write_off(led.feeder, WRITE_OFF_MAX).exhausted for led in (*whole, *shards)):
                 return
         except SourceError as error:
             reason = f"{job.reason}; documents that were not started have no dead letter, because {error}"
@@ -55,7 +56,7 @@ class Cancelling:
             return
         except FeedLost:
             return  # another process leads now, or the feed was rewound; the next round shows which
-        leads_newest = any(feed.generation == job.generation for feed, _ in feeds)  # one process counts
+        leads_newest = any(led.feeder.feed.generation == job.generation for led in feeds)  # one process counts
         if leads_newest and all(feed.exhausted for feed in self._jobs.feeds(job.job_id)):
             self._end(job)
 
@@ -63,12 +64,13 @@ class Cancelling:
         """Forget jobs that have ended."""
         self._since = {job_id: since for job_id, since in self._since.items() if job_id in live}
 
-    def _waits_for_calls(self, job: Job, queue: str, feeds: Sequence[tuple[Feed, LedFeed]]) -> bool:
+    def _waits_for_calls(self, job: Job, queue: str, feeds: Sequence[LedFeed]) -> bool:
         now = time.monotonic()
         if now >= self._since.setdefault(job.job_id, now) + CANCEL_WAIT_S:
             return False
+        generations = {led.feeder.feed.generation for led in feeds}
         return any(
-            self._hot.under_way(queue, job.job_id, feed.generation, item_tag, self._lease_s) for feed, _ in feeds
+            self._hot.under_way(queue, job.job_id, generation, item_tag, self._lease_s) for generation in generations
         )
 
     def _end(self, job: Job) -> None:

@@ -1,69 +1,72 @@
-"""The output files of a job in a fleet, at its end, where the setting `results_url` says."""
+"""The files of a job in a fleet, at its end, where the setting `results_url` says."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 
-from penstock_ledger import OutcomeStore
+from penstock_ledger import Database, OutcomeStore
 from penstock_ledger.model import Job
-from penstock_producer.outputs import WrittenFiles, write_outputs
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.outputs import ERRORS_NAME, write_errors, write_outputs
+from penstock_producer.storage import bucket_at
+from penstock_producer.tables.reading import Reading
+from penstock_producer.tables.write import check_format, write_table
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 
-class OutputWriter:
-    """Writes outputs in threads, one job after the other, so that a large job holds up no other job's feeding.
+class OutputFiles:
+    """`output.jsonl`, `errors.jsonl`, and the table that the option `output_format` asks for."""
 
-    The threads are daemons: the process that leads the job next writes all of it anew, so no end of a process waits for them.
-    """
+    grows = False
+    name = "files"
 
-    def __init__(self, settings: WorkerSettings, outcomes: OutcomeStore, on_written: Callable[[], None]) -> None:
-        self._on_written = on_written  # called in the writing thread, after success and failure
+    def __init__(self, settings: WorkerSettings, database: Database) -> None:
         self._settings = settings
-        self._outcomes = outcomes
-        self._turn = threading.Lock()  # held by the one thread that writes
-        self._writing: dict[tuple[str, int], Future[WrittenFiles]] = {}  # bounded by the jobs that are live
+        self._database = database
+        self._outcomes = OutcomeStore(database)
 
-    def written(self, job: Job) -> bool:
-        """Start writing, or check on it; True once the files are there (or none are wanted).
+    def is_wanted(self, spec: JobSpec) -> bool:
+        return self._settings.results_url is not None or _table_of(spec) is not None
 
-        Raises SinkError after a failure; the next call starts again.
-        """
+    def write(self, job: Job, spec: JobSpec, *, whole: bool) -> None:
+        """Raises SinkError and OutcomesHeldBack."""
+        form = _table_of(spec)
         if self._settings.results_url is None:
-            return True
-        name = (job.job_id, job.generation)
-        writing = self._writing.get(name)
-        if writing is None:
-            writing = self._writing[name] = Future()
-            threading.Thread(target=self._write, args=(job, writing), name="outputs", daemon=True).start()
-            return False
-        if not writing.done():
-            return False
-        del self._writing[name]
-        written = writing.result()
+            log.warning(
+                "job %s asks for %s, and this process has no results_url: `penstock results` writes it at any time",
+                job.job_id, form,
+            )  # fmt: skip
+            return
+        destination = f"{self._settings.results_url.rstrip('/')}/{job.job_id}"
+        endpoint = self._settings.s3_endpoint_url
+        self._end_uploads(destination, form)
+        if form is not None:
+            write_table(
+                Reading(self._database, job, whole=whole), destination, f"output.{form}", check_format(form),
+                escape_formulas=bool(spec.escape_formulas), s3_endpoint_url=endpoint,
+            )  # fmt: skip
+        if self._settings.writes_parts:  # bucket_parts.py makes the other one
+            letters = write_errors(self._outcomes, job.job_id, destination, s3_endpoint_url=endpoint)
+            log.info("job %s: %d dead letters written", job.job_id, letters)
+            return
+        written = write_outputs(self._outcomes, job.job_id, destination, s3_endpoint_url=endpoint)
         log.info("job %s: %d results, %d dead letters written", job.job_id, written.results, written.dead_letters)
-        return True
 
-    def close(self) -> None:
-        """Start no more writing."""
-        for writing in self._writing.values():
-            writing.cancel()
+    def forget(self, job_id: str) -> None:
+        """Nothing is kept."""
 
-    def _write(self, job: Job, writing: Future[WrittenFiles]) -> None:
-        destination = f"{str(self._settings.results_url).rstrip('/')}/{job.job_id}"
-        with self._turn:
-            if not writing.set_running_or_notify_cancel():
-                return
-            try:
-                writing.set_result(
-                    write_outputs(
-                        self._outcomes, job.job_id, destination, s3_endpoint_url=self._settings.s3_endpoint_url
-                    )
-                )
-            except Exception as error:
-                writing.set_exception(error)
-        self._on_written()
+    def _end_uploads(self, destination: str, form: str | None) -> None:
+        """What a process that died has left unfinished of these files."""
+        if "://" not in destination:
+            return
+        bucket = bucket_at(destination, s3_endpoint_url=self._settings.s3_endpoint_url)
+        table = () if form is None else (f"output.{form}",)
+        for begin in (ERRORS_NAME, *(table if self._settings.writes_parts else ("output.",))):
+            bucket.abort_uploads(begin)
+
+
+def _table_of(spec: JobSpec) -> str | None:
+    """Lines are written for every job."""
+    return None if spec.output_format == "jsonl" else spec.output_format

@@ -57,8 +57,9 @@ def stats_from(counts: Counts) -> dict[str, int]:
         "succeeded_after_retry": counts.succeeded_after_retry,
         "dead": counts.dead,
         "calls": counts.calls,
-        "retries": max(0, counts.calls - counts.succeeded - counts.dead),
+        "retries": max(0, counts.calls + sum(counts.reused.values()) - counts.succeeded - counts.dead),
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
         "cost_microusd": counts.cost_microusd,
+        **{f"reused:{reason}": number for reason, number in counts.reused.items()},
     } | {f"dead:{reason}": number for reason, number in counts.dead_by_reason.items()}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from penstock_ratelimit import Signal, full_jitter
+from penstock_ratelimit import Signal
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry
+from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.settling.rows import dead_letter, result_of
 
-PUT_OFF_DOUBLINGS = 3  # a retry for which the fleet has no budget waits eight times as long
 THROTTLED = frozenset({Signal.THROTTLED, Signal.RAMP})
 
 
@@ -49,7 +48,8 @@ FATES: Mapping[str, Fate] = {
     "invalid_answer": RETRY,  # 200 with HTML, an empty or a truncated body
     "error_in_answer": RETRY,  # 200 whose body is {"error": …}
     "empty_answer": RETRY_ONCE,  # no choices, null content without a reason
-    "schema_mismatch": RETRY_ONCE,  # asked for a schema, got something else
+    "schema_mismatch": RETRY_ONCE,  # asked for a schema, got something else; follow_ups.py asks again before this
+    "answer_cut": RETRY_ONCE,  # the same where max_tokens ended the answer: no other words would help
     "invalid_result": RETRY,  # the job's own hook refused the answer
     "unexpected_error": RETRY,  # a defect of this program; the traceback is in the worker's log
     "forbidden": RETRY_ONCE,  # 403: this document, model or project; firewalls err once in a while
@@ -71,26 +71,6 @@ FATES: Mapping[str, Fate] = {
     "unauthorized": Fate(Parked, fix="check the API key (the variable named by api_key_env), then resume"),
     "out_of_credit": Fate(Parked, fix="add credit or raise the spend limit at the provider, then resume"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How long to wait. Defaults are argued in docs/decisions.md ("Backoff")."""
-
-    base_s: float = 1.0
-    cap_s: float = 60.0
-    max_retry_after_s: float = 900.0
-    rng: random.Random = field(default_factory=random.Random)
-
-    def wait_s(self, attempts: int, retry_after_s: float | None, *, put_off: bool = False) -> float:
-        """What the provider asked for, plus full jitter so that a thousand items do not come back in one instant.
-
-        No longer than ``cap_s`` of what was asked for: the quota keeps the rest of a pause, which a person can lift.
-        ``put_off``: the fleet sends too many retries already, so this one waits longer.
-        """
-        late = attempts + PUT_OFF_DOUBLINGS if put_off else attempts
-        jitter_s = full_jitter(late, base_s=self.base_s, cap_s=self.cap_s, rng=self.rng)
-        return min(retry_after_s or 0.0, self.cap_s) + jitter_s
 
 
 def decide(attempt: Attempt, happened: Failure | Reply, policy: RetryPolicy, *, put_off: bool = False) -> Outcome:

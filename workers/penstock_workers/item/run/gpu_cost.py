@@ -65,6 +65,9 @@ class PricedAdmission:
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
         return PricedTurn(await self._inner.turn(attempt, prepared), attempt, self._shared, self._microusd_per_s)
 
+    def is_down(self, provider: str) -> bool:
+        return self._inner.is_down(provider)
+
     def may_retry(self, attempt: Attempt) -> bool:
         return self._inner.may_retry(attempt)
 

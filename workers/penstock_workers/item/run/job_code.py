@@ -25,6 +25,7 @@ from penstock_workers.children.protocol import (
     ChildCall,
     Fine,
     ImportHook,
+    Mismatch,
     Missing,
     Postprocess,
     Preprocess,
@@ -35,7 +36,7 @@ from penstock_workers.children.protocol import ChildReply as Said
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, WorkerError
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt
-from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.failures import Failure, RefusedAnswer, Reply
 from penstock_workers.item.run.under_way import HooksUnderWay
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ KEPT = 200  # hooks and schemas that are known to be usable: one schema and two 
 # Between tries to start a process for an answer that is paid for: a minute in which memory or processes may come free. Then
 # its job pauses, and the document is paid for again when that is over.
 START_AGAIN_S = (1.0, 4.0, 10.0, 15.0, 30.0)
+REFUSED_ANSWER_CHARS = 16_000  # of an answer that is shown to its model again: four pages, or four thousand tokens
 HELD_S = 10.0  # a broken hook is not called again for so long: its job is about to pause
 
 
@@ -168,7 +170,7 @@ class JobCode:
     # -- schemas -------------------------------------------------------------------------------------------------------
 
     async def _check(self, attempt: Attempt, reply: Reply) -> Failure | None:
-        """`schema_mismatch` saying where the reply differs; None when it does not."""
+        """`schema_mismatch` saying where the reply differs, or `answer_cut`; None when it does not."""
         try:
             said = await self._ask(self._checks, attempt, Check(self._schema(attempt), reply.content or ""))
         except CallEndedChild as ended:
@@ -176,9 +178,15 @@ class JobCode:
                 words = f"the check took longer than {CHECK_S:g} s; simplify the schema, its patterns above all"
                 return Failure("schema_mismatch", words, reply.status)
             return Failure("worker_crashed", f"the check against the schema: {_end(ended)}", reply.status)
-        if not isinstance(said, CallFault):
+        if not isinstance(said, CallFault | Mismatch):
             return None
-        return Failure("schema_mismatch", (_cut_short(reply) + said.words)[:DETAIL_CHARS], reply.status)
+        if reply.finish_reason == "length":
+            return Failure("answer_cut", (_cut_short(reply) + said.words)[:DETAIL_CHARS], reply.status)
+        refused = None
+        if isinstance(said, Mismatch):
+            refused = RefusedAnswer((reply.content or "")[:REFUSED_ANSWER_CHARS], said.rule)
+        final = attempt.repairs_left <= 0 < attempt.spent_in_all.repairs  # a repetition as it was would be one more
+        return Failure("schema_mismatch", said.words[:DETAIL_CHARS], reply.status, final=final, refused=refused)
 
     async def _try_schema(self, attempt: Attempt) -> None:
         try:
@@ -235,8 +243,6 @@ class JobCode:
 
 def _cut_short(reply: Reply) -> str:
     """Before what the schema says of an answer that was cut: nothing else is wrong with it, mostly."""
-    if reply.finish_reason != "length":
-        return ""
     tokens = "" if reply.completion_tokens is None else f" after {reply.completion_tokens} tokens"
     return (
         f"the answer was cut{tokens} (finish_reason length): raise max_tokens, or ask for a shorter answer; as it is: "

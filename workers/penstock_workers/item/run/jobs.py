@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
 from penstock_ledger import JobNotFound, JobStore, buckets_for
+from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import Flow, Priority
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.item.attempt import JobView
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.item.same_request import policy_of
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
 
@@ -55,17 +57,32 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
         if job.job_id != job_id:  # a key of a job: items name jobs by their ids, under which they are settled
             raise JobNotFound(job_id)
         spec = JobSpec.accepted(job.spec)
-        provider = settings.provider(spec.provider)
-        if spec.budget_usd is not None and not has_own_model(spec.lane) and not provider.priced:
-            raise PricesMissing(spec.provider, spec.budget_usd)
-        refused = settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
-        if refused is not None:  # the key of the fleet would go there
-            raise EndpointRefused(refused)
-        if has_own_model(spec.lane):
-            provider = provider.without_prices()
-        return JobView(job.job_id, spec, provider, buckets_for(job), flow_of(job.job_id, spec))
+        flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
+        view = None
+        for one in reversed([*_fallbacks(spec, settings.providers)]):
+            view = JobView(job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, fallback=view)
+        reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
+        return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view)
 
     return read
+
+
+def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
+    """The spec as each fallback model is asked."""
+    for name in spec.fallback or ():
+        provider, model = provider_and_model(name, providers)
+        yield spec.model_copy(update={"model": model, "provider": provider or spec.provider})
+
+
+def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
+    """Raises UnknownProvider, PricesMissing and EndpointRefused."""
+    provider = settings.provider(spec.provider)
+    if spec.budget_usd is not None and not has_own_model(spec.lane) and not provider.priced:
+        raise PricesMissing(spec.provider, spec.budget_usd)
+    refused = settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
+    if refused is not None:  # the key of the fleet would go there
+        raise EndpointRefused(refused)
+    return provider.without_prices() if has_own_model(spec.lane) else provider
 
 
 def flow_of(job_id: str, spec: JobSpec) -> Flow:

@@ -76,7 +76,7 @@ class ChildQuarantine:
     async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
         """The item's answer, or ``died_alone`` when it ended its process, alone in it."""
         call = Infer(attempt.key.doc_id, msgspec.msgpack.encode(prepared.request))
-        attempt.calls = 0
+        attempt.calls -= 1  # counted anew for each child that may have sent it
 
         def begins() -> None:
             attempt.calls += 1  # a child that dies may have sent it: then it is billed

@@ -9,6 +9,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 from penstock_ledger import Trouble, trouble_of
+from penstock_producer.errors import RowChanged
 from penstock_ratelimit import full_jitter
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Item, JobView
@@ -43,8 +44,15 @@ class Reads:
         return await self._read("a job", lambda: self._jobs.get(job_id))
 
     async def body(self, item: Item) -> bytes:
-        """Of a message that travels by reference. Raises SourceUnavailable, SourceChanged and BadReference."""
-        return await self._read("a document", lambda: self._bodies.fetch(item))
+        """Of a message that travels by reference; empty where the item is ``lost``.
+
+        Raises SourceUnavailable, SourceChanged and BadReference.
+        """
+        try:
+            return await self._read("a document", lambda: self._bodies.fetch(item))
+        except RowChanged as error:
+            item.lost = str(error)
+            return b""
 
     async def of_fleet(self, ask: Callable[[], Awaitable[T]]) -> T:
         """What Redis knows of the other workers."""

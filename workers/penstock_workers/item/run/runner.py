@@ -21,16 +21,20 @@ from penstock_workers.item.deliveries import Bridge, Delivery
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Lane, Prepared, request_of
 from penstock_workers.item.outcome import Outcome, Released, Unreadable
+from penstock_workers.item.reuse.reuse import Reuse
 from penstock_workers.item.run.causes import Causes
-from penstock_workers.item.run.fates import RetryPolicy, decide
+from penstock_workers.item.run.fates import decide
+from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_of, let_go, to_current_model
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelGate
 from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
 from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runs import Runs
 from penstock_workers.item.run.starts import Starts
 from penstock_workers.item.settling.rows import spent_on
-from penstock_workers.item.slots import ItemWaits
+from penstock_workers.item.slots import ItemWaits, SlotPlace
+from penstock_workers.item.spent import NOTHING_SPENT
 from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 
 log = logging.getLogger(__name__)
@@ -52,6 +56,7 @@ class ItemRunner:
     waits: ItemWaits
     policy: RetryPolicy
     failpoints: Failpoints
+    reuse: Reuse  # of answers, in jobs that ask for it
     models: ModelGate | None = None  # None in lanes without models of their own
     traced: bool = False  # attempts keep the times of their marks
 
@@ -63,7 +68,7 @@ class ItemRunner:
         try:
             item = self._read(delivery)
             item = attempt = await self._open(item)
-            outcome = await self._steps(attempt)
+            outcome = await (self.reuse.once(attempt, self._steps) if attempt.job.reuse else self._steps(attempt))
         except asyncio.CancelledError:
             outcome = Released("this worker has stopped working on it")
         except Exception as error:
@@ -73,18 +78,26 @@ class ItemRunner:
         return Settled(item, outcome)
 
     async def _steps(self, attempt: Attempt) -> Outcome:
+        if attempt.lost:
+            raise TurnedAway(decide(attempt, Failure("source_lost", attempt.lost, None), self.policy))
         with await self.waits.slots.place(attempt.job.flow) as place:
-            try:
-                happened = await self._try(attempt)
-            except TurnedAway as away:
-                if away.outcome is not None:
-                    raise
-                place.leave()  # waiting for its place apart, it must not keep others from their turn
-                happened = await self._try_apart(attempt)
+            happened = await self._try_where(attempt, place)
+            while isinstance(happened, Failure) and has_follow_up(attempt, happened, self.policy):
+                happened = await self._follow_up(attempt, place, happened)
         if self.runs.note(attempt, happened):
             await self.runs.weigh(attempt, happened)
         put_off = isinstance(happened, Failure) and not self.admission.may_retry(attempt)
         return decide(attempt, happened, self.policy, put_off=put_off)
+
+    async def _try_where(self, attempt: Attempt, place: SlotPlace) -> Failure | Reply:
+        try:
+            if not attempt.confined:
+                return await self._try(attempt)
+        except TurnedAway as away:
+            if away.outcome is not None:
+                raise
+            place.leave()  # waiting for its place apart, it must not keep others from their turn
+        return await self._try_apart(attempt)
 
     async def _try(self, attempt: Attempt) -> Failure | Reply:
         attempt.mark("seated")
@@ -121,12 +134,10 @@ class ItemRunner:
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
         """All that can be done before it is the item's turn: the job's own hook, templates, tokens."""
-        spec = attempt.job.spec
-        attempt.body = attempt.given
-        if spec.preprocess or spec.postprocess or spec.response_schema is not None:
-            await self.code.ready(attempt)
-        if spec.preprocess is not None:
-            await self._preprocess(attempt)
+        if attempt.next_body is not None:
+            attempt.body = attempt.next_body
+        else:
+            await self._first_body(attempt)
         if self.models is not None and self.models.needs_look(attempt):
             await self.models.check(attempt)
         prepared = await self.lane.prepare(request_of(attempt))
@@ -135,6 +146,16 @@ class ItemRunner:
                 await self.models.check(attempt)
             raise TurnedAway(decide(attempt, self._name(attempt, prepared.refused), self.policy))
         return prepared
+
+    async def _first_body(self, attempt: Attempt) -> None:
+        spec = attempt.job.spec
+        attempt.body = attempt.given
+        if spec.preprocess or spec.postprocess or spec.response_schema is not None:
+            await self.code.ready(attempt)
+        if spec.preprocess is not None:
+            await self._preprocess(attempt)
+        if spec.fallback is not None:
+            to_current_model(attempt, self.admission.is_down)
 
     async def _preprocess(self, attempt: Attempt) -> None:
         """The job's hook. Its start is counted, so that a hook that ends this process is found; waiting is not."""
@@ -168,7 +189,7 @@ class ItemRunner:
     async def _infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
         """One call."""
         attempt.sent_at = asyncio.get_running_loop().time()
-        attempt.calls = 1  # until more is known: a crash from here on may have been billed
+        attempt.calls += 1  # until more is known: a crash from here on may have been billed
         if attempt.confined:
             return await self.quarantine.infer(attempt, prepared, turn)
         self.failpoints.hit("infer", attempt.key.doc_id)
@@ -180,7 +201,8 @@ class ItemRunner:
             attempt.calls -= 1  # earlier ones, in children that died, may have been
         attempt.last_answer, attempt.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         happened = attempt.happened = name_failure(tried, time.time())
-        attempt.spent = spent_on(attempt, happened)
+        spent = spent_on(attempt, happened)
+        attempt.spent = spent if attempt.spent is NOTHING_SPENT else attempt.spent.plus(spent)
         self.causes.note(attempt, happened)
         return happened
 
@@ -192,6 +214,16 @@ class ItemRunner:
         return happened
 
     # -- less often ------------------------------------------------------------------------------------------------
+
+    async def _follow_up(self, attempt: Attempt, place: SlotPlace, before: Failure) -> Failure | Reply:
+        """The next request for the same item, with a start of its own; what its answers cost adds up."""
+        let_go(attempt)
+        try:
+            await self.starts.take_back(attempt)
+            happened = await self._try_where(attempt, place)
+        except (Exception, asyncio.CancelledError) as error:
+            return instead_of(attempt, before, error, self.policy)
+        return after(before, happened) if isinstance(happened, Failure) else happened
 
     async def _try_apart(self, attempt: Attempt) -> Failure | Reply:
         """The same steps in the quarantine, when there is a place."""

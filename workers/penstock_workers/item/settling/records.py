@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from penstock_ledger import (
+    AskedAgain,
     JobStore,
     OutcomeStore,
     RedisLedger,
@@ -21,6 +22,7 @@ from penstock_ledger import (
 from penstock_ledger.model import JobState
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Unreadable
+from penstock_workers.item.settling.made_with import MadeWithNotes
 from penstock_workers.item.settling.rows import (
     message_again,
     message_to,
@@ -36,15 +38,18 @@ log = logging.getLogger(__name__)
 class Records:
     """Every write may be repeated without harm."""
 
-    def __init__(self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger) -> None:
+    def __init__(self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger, made_with: MadeWithNotes) -> None:
         self._jobs = jobs
         self._outcomes = outcomes
         self._hot = hot
+        self._made_with = made_with
 
     def write_sql(self, group: Sequence[Settled]) -> None:
         """Results and dead letters in one transaction; then, rarely, the pause of a job."""
         results = [outcome.result for _, outcome in group if isinstance(outcome, Done)]
         letters = [outcome.letter for _, outcome in group if isinstance(outcome, Dead)]
+        if results:
+            self._made_with.note(group)
         if results or letters:
             self._outcomes.settle(results, letters)
         for job_id, (why, ends_in_s) in _pauses(group).items():
@@ -74,12 +79,15 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
     retries: list[SettledRetry] = []
     released = []
     crashed: list[SettledCrash] = []
+    again: list[AskedAgain] = []
     for attempt, outcome in group:
         if not isinstance(attempt, Attempt):
             continue  # it has not begun
+        if attempt.spent.repairs or attempt.spent.fallbacks:
+            again.append(AskedAgain(attempt.key.job_id, attempt.spent.repairs, attempt.spent.fallbacks))
         match outcome:
-            case Done():
-                done.append(settled_done(attempt))
+            case Done(result):
+                done.append(settled_done(attempt, result))
             case Dead(letter):
                 dead.append(settled_dead(attempt, letter))
             case Retry():
@@ -90,7 +98,7 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
                 released.append(attempt.key)
             case _:
                 pass
-    return SettleBatch(done, dead, retries, released, crashed)
+    return SettleBatch(done, dead, retries, released, crashed, again)
 
 
 def _pauses(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:

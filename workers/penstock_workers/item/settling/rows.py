@@ -7,9 +7,10 @@ from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.feed.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, encode_item
 from penstock_workers.item.answer import excerpt
-from penstock_workers.item.attempt import NOTHING_SPENT, Attempt, Item, Spent
+from penstock_workers.item.attempt import Attempt, Item
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Released, Retry
+from penstock_workers.item.spent import NOTHING_SPENT, Spent
 
 RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
 
@@ -24,8 +25,8 @@ def result_of(attempt: Attempt, reply: Reply) -> Result:
         request_id=reply.request_id,
         model=reply.model,
         finish_reason=reply.finish_reason,
-        prompt_tokens=spent.prompt_tokens if any(spent) else reply.prompt_tokens,
-        completion_tokens=spent.completion_tokens if any(spent) else reply.completion_tokens,
+        prompt_tokens=spent.prompt_tokens or reply.prompt_tokens,  # None where no answer said any
+        completion_tokens=spent.completion_tokens or reply.completion_tokens,
         cost_microusd=spent.cost_microusd,
         latency_ms=reply.latency_ms,
         attempts=attempt.number,
@@ -51,7 +52,7 @@ def dead_letter(attempt: Attempt, failure: Failure) -> DeadLetter:
     )
 
 
-def settled_done(attempt: Attempt) -> SettledDone:
+def settled_done(attempt: Attempt, result: Result) -> SettledDone:
     return SettledDone(
         key=attempt.key,
         buckets=attempt.job.buckets,
@@ -60,6 +61,8 @@ def settled_done(attempt: Attempt) -> SettledDone:
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,
         calls=attempt.calls,
+        keep=attempt.keep,
+        reused=result.reason,
     )
 
 
@@ -118,7 +121,7 @@ def _message(item: Item, queue: str, retries: int) -> bytes:
         ref=message.ref,
         retries=retries,
         calls=item.calls_in_all,
-        spent=item.spent_in_all,
+        spent=item.spent_in_all.as_header,
         urgent=headers.get(URGENT_HEADER) is True,
         fed=fed if type(fed) is int else None,
         trace=trace if parse_traceparent(trace) is not None else None,

@@ -9,7 +9,9 @@ from typing import Final
 from penstock_producer.job.lanes import has_own_model
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.same_request import SAME_REQUEST
 from penstock_workers.item.settling.rows import reason_of
+from penstock_workers.item.spent import Spent
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample, Spread
 
@@ -18,6 +20,8 @@ OUTCOMES: Final = {
     Unreadable: "unreadable",
 }  # fmt: skip
 CAUSES: Final = ("counted", "uncounted")
+REUSED: Final = ("dedup", "cache")
+AGAIN: Final = ("repair", "fallback")
 MICROUSD: Final = 1_000_000
 
 
@@ -29,12 +33,14 @@ class OutcomeTally:
         self._dead: Counter[str] = Counter()
         self._failed_tries: Counter[str] = Counter()  # by names of item/run/fates.py
         self._retries: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
+        self._reused: Counter[str] = Counter(dict.fromkeys(REUSED, 0))
         self._throttled: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._calls: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._tokens_in: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._tokens_out: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._cost: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._engine_cost = 0
+        self._asked_again = Counter(dict.fromkeys(AGAIN, 0))
         self._call_seconds = Spread(catalogue.CALL_SECONDS.bounds)
         self._group_items = Spread(catalogue.COMMIT_ITEMS.bounds)
         self._store_seconds = {store: Spread(catalogue.STORE.bounds) for store in ("SQL", "Redis")}
@@ -50,8 +56,13 @@ class OutcomeTally:
                 continue  # no call was made for it
             if isinstance(outcome, Done):
                 self._pay(attempt)
-                self._call_seconds.add(outcome.result.latency_ms / 1000)
+                if outcome.result.reason is None:
+                    self._call_seconds.add(outcome.result.latency_ms / 1000)
+                else:
+                    self._reused[outcome.result.reason] += 1
             elif isinstance(outcome, Retry):
+                if reason_of(outcome) == SAME_REQUEST:
+                    continue  # nothing was tried
                 self._pay(attempt)
                 self._retries["counted" if outcome.counted else "uncounted"] += 1
                 self._failed_tries[reason_of(outcome)] += 1
@@ -64,14 +75,23 @@ class OutcomeTally:
 
     def _pay(self, attempt: Attempt) -> None:
         """What an attempt cost, whatever it ended in."""
-        provider = attempt.job.spec.provider
-        self._calls[provider] += attempt.calls
-        self._tokens_in[provider] += attempt.spent.prompt_tokens
-        self._tokens_out[provider] += attempt.spent.completion_tokens
-        if has_own_model(attempt.job.spec.lane):
-            self._engine_cost += attempt.spent.cost_microusd
+        calls, spent = attempt.calls, attempt.spent
+        for provider, sent, used in attempt.elsewhere:
+            self._charge(attempt.job.spec.lane, provider, sent, used)
+            calls, spent = calls - sent, spent.minus(used)
+        self._charge(attempt.job.spec.lane, attempt.job.spec.provider, calls, spent)
+        if attempt.spent.repairs or attempt.spent.fallbacks:
+            self._asked_again["repair"] += attempt.spent.repairs
+            self._asked_again["fallback"] += attempt.spent.fallbacks
+
+    def _charge(self, lane: str, provider: str, calls: int, spent: Spent) -> None:
+        self._calls[provider] += calls
+        self._tokens_in[provider] += spent.prompt_tokens
+        self._tokens_out[provider] += spent.completion_tokens
+        if has_own_model(lane):
+            self._engine_cost += spent.cost_microusd
         else:
-            self._cost[provider] += attempt.spent.cost_microusd
+            self._cost[provider] += spent.cost_microusd
 
     @property
     def engine_cost_usd(self) -> float:
@@ -85,8 +105,12 @@ class OutcomeTally:
             yield catalogue.DEAD(count, lane, reason)
         for reason, count in tuple(self._failed_tries.items()):
             yield catalogue.FAILED_TRIES(count, lane, reason)
+        for reason, count in self._reused.items():
+            yield catalogue.REUSED(count, lane, reason)
         for cause, count in self._retries.items():
             yield catalogue.RETRIES(count, lane, cause)
+        for cause, count in self._asked_again.items():
+            yield catalogue.ASKED_AGAIN(count, lane, cause)
         for metric, counts in ((catalogue.RATE_LIMITED, self._throttled), (catalogue.CALLS, self._calls)):
             for provider, count in tuple(counts.items()):
                 yield metric(count, lane, provider)

@@ -78,6 +78,10 @@ class QuotaAdmission:
         )
         return QuotaTurn(ticket, attempt, self._costs)
 
+    def is_down(self, provider: str) -> bool:
+        stats = self._limiter.stats().get(provider)
+        return stats is not None and stats.breaker == "open"
+
     def may_retry(self, attempt: Attempt) -> bool:
         return self._limiter.may_retry(attempt.job.spec.provider)
 

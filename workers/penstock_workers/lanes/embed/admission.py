@@ -20,6 +20,9 @@ class Unpaced:
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
         return FreeTurn()
 
+    def is_down(self, provider: str) -> bool:
+        return False  # where the server is away, items wait for it
+
     def may_retry(self, attempt: Attempt) -> bool:
         return True
 

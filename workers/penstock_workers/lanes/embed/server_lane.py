@@ -36,6 +36,7 @@ from penstock_workers.lanes.embed.server_answers import Unusable, message, read_
 from penstock_workers.lanes.embed.server_model import ServerModel, model_of
 from penstock_workers.lanes.embed.server_scores import read_scores, scores_request
 from penstock_workers.lanes.engine_life.loading import ServerWait
+from penstock_workers.lanes.engine_life.shared_look import SharedLook
 from penstock_workers.lanes.scoring import answers, asks
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -74,6 +75,7 @@ class EmbedServerLane:
         )
         self._http_client: ClientName = settings.http_client
         self._asking: HttpClient | None = None
+        self._gone_now = SharedLook(self._is_gone)
         self._model = ServerModel("")
         self.served = self._named = embed.served()  # with the server's own name, once it is up
         self._loading = ServerWait(self._url)
@@ -205,14 +207,14 @@ class EmbedServerLane:
         """A request is lost with its server: the same text again gives the same vector, and its document is not at fault."""
         if tried.failure not in ("connect_failed", "connection_lost"):
             return tried
-        if tried.failure == "connection_lost" and not await self._is_gone():
+        if tried.failure == "connection_lost" and not await self._gone_now.take():
             return tried
         self._note_away(tried.detail)
         return NoAnswer("connect_failed", f"the server ended: {tried.detail}", tried.latency_ms, sent=tried.sent)
 
     async def _refused(self, tried: Answer, does: str) -> Tried:
         """A server whose model has died says 500 to all that it had, and goes on answering until it ends."""
-        if tried.status >= 500 and tried.status != 501 and await self._is_gone():
+        if tried.status >= 500 and tried.status != 501 and await self._gone_now.take():
             why = f"HTTP {tried.status}: {message(tried.body)}"
             self._note_away(why)
             return NoAnswer("connect_failed", f"the server lost its model: {why}", tried.latency_ms)

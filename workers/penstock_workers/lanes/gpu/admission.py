@@ -25,7 +25,11 @@ class EngineAdmission:
         """Never: the queue hands out the places."""
 
     async def turn(self, attempt: Attempt, prepared: Prepared) -> EngineTurn:
-        return EngineTurn(self._queue, await self._queue.enter(prepared.tokens, attempt.job.flow))
+        place = await self._queue.enter(prepared.tokens, attempt.job.flow, sequences=prepared.sequences)
+        return EngineTurn(self._queue, place)
+
+    def is_down(self, provider: str) -> bool:
+        return False  # an engine has no breaker
 
     def may_retry(self, attempt: Attempt) -> bool:
         return True

@@ -10,7 +10,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import orjson
@@ -36,9 +35,10 @@ from penstock_workers.lanes.gpu.engine.engines import (
 )
 from penstock_workers.lanes.gpu.engine.vllm_calls import failpoint_as_fault, is_pooling
 from penstock_workers.lanes.gpu.engine_host import EngineHost
-from penstock_workers.lanes.gpu.requests.calls import ContextOverflow, UnknownModel
+from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ContextOverflow, UnknownModel
 from penstock_workers.lanes.gpu.requests.media_memory import MediaMemory
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT, nothing_said
+from penstock_workers.lanes.gpu.requests.prepare_threads import PrepareThreads
 from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
 from penstock_workers.lanes.gpu.requests.scoring import PARTS_AT_ONCE, run_parts
 from penstock_workers.lanes.gpu.requests.tools import must_call
@@ -72,7 +72,7 @@ class GpuLane:
             s3_endpoint_url=settings.s3_endpoint_url,
         )
         self._limits: set[asyncio.Timeout] = set()  # of the requests in the engine; bounded by its queue
-        self._threads = ThreadPoolExecutor(settings.gpu.prepare_threads, thread_name_prefix="prepare")
+        self._threads = PrepareThreads(settings.gpu.prepare_threads)
 
     async def start(self) -> None:
         await asyncio.to_thread(check_parsers, self._settings)
@@ -88,18 +88,23 @@ class GpuLane:
         """Template, tokens and sampling parameters, in a thread: the loop feeds the engine meanwhile."""
         assert self._host.calls is not None, "start() comes first"
         try:
-            async with self._media.turn():
-                call, tokens = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._host.calls.build, request
-                )
-                self._media.hold(call)
+            call, tokens = await self._built(self._host.calls, request)
             await self._parsers.ask_for(call)
             await self._grammars.check(call.params, request.tag.partition(":")[0])
         except RequestRefused as error:
             return Prepared(request, refused=refusal(error))
         except Unreadable as error:
             return Prepared(request, refused=_unavailable(error))
-        return Prepared(request, tokens, input=call)
+        return Prepared(request, tokens, input=call, sequences=_sequences(call))
+
+    async def _built(self, calls: CallBuilder, request: Request) -> tuple[EngineCall, int]:
+        """Where prompts hold no decoded images, none waits for memory, and the threads have their next one at hand."""
+        if not calls.decodes_media:
+            return await self._threads.run(lambda: calls.build(request))
+        async with self._media.turn():
+            call, tokens = await self._threads.run(lambda: calls.build(request))
+            self._media.hold(call)
+            return call, tokens
 
     async def infer(self, prepared: Prepared) -> Tried:
         started = time.monotonic()
@@ -189,7 +194,7 @@ class GpuLane:
         await self._host.close()
         await self._grammars.close()
         await self._parsers.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _expire_all(self) -> None:
         for limit in list(self._limits):
@@ -207,6 +212,11 @@ def refusal(error: RequestRefused) -> Answer:
             status, code = 400, "invalid_request_error"
     body = {"error": {"message": str(error), "type": "invalid_request_error", "code": code}}
     return Answer(status, _HEADERS, orjson.dumps(body), 0)
+
+
+def _sequences(call: EngineCall) -> int:
+    """That the engine runs of it at once; what is pooled has no `n`."""
+    return min(PARTS_AT_ONCE, len(call.parts)) or getattr(call.params, "n", 1)
 
 
 def _unavailable(error: Unreadable) -> Answer:

@@ -21,12 +21,13 @@ from penstock_producer.feed.routes import model_of
 from penstock_producer.feed.served import NAMES_MAX, Served
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings, EngineAway
-from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
+from penstock_workers.http import ClientName, HttpAnswer, HttpClient, HttpError, Target, make_client
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.lanes.api.gauges import GaugeWatch
 from penstock_workers.lanes.engine_life.loading import ServerWait
+from penstock_workers.lanes.engine_life.shared_look import SharedLook
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.engine.figures import bound
@@ -45,7 +46,10 @@ MODELS_EACH_S = (
 )
 LISTEN_EACH_S = 1.0  # its gauges: the server is near, and its own queue must not grow long between two looks
 GONE_MAX = 4 * NAMES_MAX  # names that are remembered
-SHOWN_CHARS = 200  # of a model's name in an error
+SHOWN_CHARS = 200  # of a model's name, or of the server's words, in an error
+SERVER_ERROR = 500
+ANSWERS_MAX = 16_384  # of one request: vLLM's own limit of `n`
+CUT_OFF = b'"finish_reason":"abort"'  # of an answer that a server left unfinished as it ended
 
 
 class SidecarLane:
@@ -65,10 +69,14 @@ class SidecarLane:
         self._http_client: ClientName = settings.http_client
         self._client = ApiLane(providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client)
         self._gauges = GaugeWatch(
-            {SERVER: _metrics_url(self._url)}, self._hear, every_s=LISTEN_EACH_S, http_client=settings.http_client
+            {SERVER: _at_root(self._url, "/metrics")},
+            self._hear,
+            every_s=LISTEN_EACH_S,
+            http_client=settings.http_client,
         )
         self._loading = ServerWait(self._url)
         self._models = Target.of(self._url + "/models")
+        self._health = Target.of(_at_root(self._url, "/health"))
         self._asking: HttpClient | None = None
         self.sequences: int | None = None  # that it runs at once: no server of vLLM says it
         self.served = Served(settings.gpu.names)  # with all that the server lists, once it is up
@@ -80,8 +88,8 @@ class SidecarLane:
         self._deaths = 0  # times that the server went away
         self._returning: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
-        self._looking = asyncio.Lock()  # at what it serves: one look, however many items ask for one at once
-        self._looked_at = 0.0
+        self._looking = SharedLook(self._look_at_models)
+        self._gone_now = SharedLook(self._has_ended)
 
     async def start(self) -> None:
         """Returns once the model is loaded. Raises EngineAway when that takes longer than ``gpu.upstream_wait_s``."""
@@ -98,15 +106,17 @@ class SidecarLane:
             body = b'{"model":' + self._model + b"," + body[1:]
         place = SERVER if request.endpoint.startswith("/v1/") else ROOT
         request = structs.replace(request, provider=place, body=body)
-        return Prepared(request, refused=_refused(body) if b"chat_template" in body or b"\\u" in body else None)
+        if b"chat_template" not in body and b"\\u" not in body and b'"n"' not in body:
+            return Prepared(request)
+        return _read(request)
 
     async def infer(self, prepared: Prepared) -> Tried:
         tried = await self._client.infer(prepared)
-        if isinstance(tried, Answer) and tried.status == 404:
-            return await self._not_found(prepared.request.body, tried)
-        if not isinstance(tried, NoAnswer) or tried.failure not in ("connect_failed", "connection_lost"):
+        if isinstance(tried, Answer):
+            return await self._answered(prepared, tried)
+        if tried.failure not in ("connect_failed", "connection_lost"):
             return tried
-        if tried.failure == "connection_lost" and await self._serves() is None:
+        if tried.failure == "connection_lost" and await self._gone_now.take():
             tried = replace(tried, failure="engine_died", detail=f"the server ended: {tried.detail}")
         if tried.failure != "connection_lost":
             self._note_away(tried.detail)
@@ -165,26 +175,38 @@ class SidecarLane:
         while True:
             await asyncio.sleep(MODELS_EACH_S)
             if self._is_up:
-                await self._look_at_models()
+                await self._looking.take()
 
     async def _look_at_models(self) -> None:
         """Changes nothing while the server does not answer: its items notice that."""
-        asked_at = time.monotonic()
-        async with self._looking:
-            if self._looked_at >= asked_at:
-                return
-            self._looked_at = time.monotonic()
-            try:
-                served = await self._serves()
-            except BadEngineSettings as error:
-                log.warning("%s", error)
-                return
-            if served is not None:
-                self._note_models(served)
+        try:
+            served = await self._serves()
+        except BadEngineSettings as error:
+            log.warning("%s", error)
+            return
+        if served is not None:
+            self._note_models(served)
+
+    async def _answered(self, prepared: Prepared, answer: Answer) -> Tried:
+        """A server whose engine has died says 500 to all that was in it, and one that ends cuts answers off."""
+        if answer.status == 404:
+            return await self._not_found(prepared.request.body, answer)
+        suspect = answer.status >= SERVER_ERROR or CUT_OFF in answer.body
+        if not suspect or not await self._gone_now.take():
+            return answer
+        if answer.room is not None:
+            answer.room.release()
+        said = f"HTTP {answer.status}: {_beginning(answer.body)}"
+        self._note_away(said)
+        return NoAnswer("engine_died", f"the server's engine died: {said}", answer.latency_ms)
+
+    async def _has_ended(self) -> bool:
+        """Raises nothing: items wait for it."""
+        return not self._is_up or await self._list() is None
 
     async def _not_found(self, body: bytes, answer: Answer) -> Tried:
         """An item whose model the server had when it was let in waits for another worker, uncounted."""
-        await self._look_at_models()
+        await self._looking.take()
         model = model_of(body)
         if model is None or model not in self._gone:
             return answer
@@ -195,12 +217,8 @@ class SidecarLane:
 
     async def _serves(self) -> Served | None:
         """What the server lists; None while no model is loaded. Raises BadEngineSettings for another kind of server."""
-        assert self._asking is not None, "start() comes first"
-        try:
-            answer = await self._asking.get(self._models, timeout_s=ASK_TIMEOUT_S)
-        except HttpError:
-            return None
-        if answer.status >= 500:  # from what stands before a server that is not up
+        answer = await self._list()
+        if answer is None:
             return None
         try:
             return _listed(orjson.loads(answer.body)["data"])
@@ -209,6 +227,20 @@ class SidecarLane:
                 f"gpu.upstream_url = {self._url!r}: GET {self._url}/models answers {answer.status} and lists no models; "
                 "give the address of vLLM's OpenAI server with its /v1, started without --api-key"
             ) from error
+
+    async def _list(self) -> HttpAnswer | None:
+        """Its models; None while none is loaded, or its engine is dead."""
+        listed = await self._get(self._models)
+        return None if listed is None or await self._get(self._health) is None else listed
+
+    async def _get(self, target: Target) -> HttpAnswer | None:
+        """None for no answer, or one of what stands before a server that is not up; vLLM says 503 of an engine that died."""
+        assert self._asking is not None, "start() comes first"
+        try:
+            answer = await self._asking.get(target, timeout_s=ASK_TIMEOUT_S)
+        except HttpError:
+            return None
+        return answer if answer.status < SERVER_ERROR else None
 
     def _note_away(self, why: str) -> None:
         """Called by each item that was not answered; the first one has the queue closed until the server is back."""
@@ -241,19 +273,28 @@ def _listed(models: Any) -> Served:
     return Served(names or adapters[:1], adapters, context if type(context) is int else None)
 
 
-def _metrics_url(url: str) -> str:
-    """vLLM has its page at the root of the server whose API is under /v1."""
-    return urlsplit(url)._replace(path="/metrics").geturl()
+def _at_root(url: str, path: str) -> str:
+    """vLLM has some pages at the root of the server whose API is under /v1."""
+    return urlsplit(url)._replace(path=path).geturl()
 
 
-def _refused(body: bytes) -> Answer | None:
-    """A server may run templates that documents bring, so they are not sent; nor is what only its own reader takes for JSON."""
+def _beginning(body: bytes) -> str:
+    return body[:SHOWN_CHARS].decode("utf-8", "replace")
+
+
+def _read(request: Request) -> Prepared:
+    """A server may run templates that documents bring, so they are not sent; nor is what only its own reader takes for JSON.
+
+    How many answers are asked for is how many sequences the server runs for it; what is no such number is its to refuse.
+    """
     try:
-        read = orjson.loads(body)
-        if isinstance(read, dict):
-            refuse_templates(read)
+        read = orjson.loads(request.body)
+        if not isinstance(read, dict):
+            return Prepared(request)
+        refuse_templates(read)
     except orjson.JSONDecodeError as error:
-        return refusal(RequestRefused(f"the body is not JSON: {error}"))
+        return Prepared(request, refused=refusal(RequestRefused(f"the body is not JSON: {error}")))
     except RequestRefused as error:
-        return refusal(error)
-    return None
+        return Prepared(request, refused=refusal(error))
+    answers = read.get("n")
+    return Prepared(request, sequences=answers if type(answers) is int and 0 < answers <= ANSWERS_MAX else 1)

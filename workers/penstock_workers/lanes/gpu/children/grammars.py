@@ -26,6 +26,8 @@ TRY_S: Final = 10.0  # one constraint; a usual one takes milliseconds
 TRIES: Final = 2  # a child can die for another reason
 IDLE_S: Final = 60.0  # after so long it is ended, to free its memory
 KEPT: Final = 1_000  # answers, and jobs with slow ones
+# After each time in a row that the child does not start; the last one counts for all others, too.
+START_PAUSES_S: Final = (5.0, 15.0, 60.0, 300.0)
 SLOW_S: Final = 1.0  # one that takes longer is slow,
 SLOW_S_IN_ALL: Final = (
     30.0  # and when those of a job took so long together its others are refused untried: all jobs wait
@@ -42,6 +44,8 @@ class GrammarCheck:
         self._one_at_a_time = asyncio.Lock()
         self._child: LineChild | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._not_started = 0  # times in a row that it did not start
+        self._start_at = float("-inf")  # no other start before
 
     def know(self, config: Any) -> None:
         """``config`` is the engine's VllmConfig; what the backends need of it travels to the child."""
@@ -60,7 +64,9 @@ class GrammarCheck:
             async with self._one_at_a_time:
                 if key not in self._verdicts:
                     self._refuse_slow_job(job_id)
-                    self._keep(key, await self._verdict(wanted, job_id))
+                    await self._try(key, wanted, job_id)
+        if key not in self._verdicts:
+            return
         self._verdicts.move_to_end(key)
         if (problem := self._verdicts[key]) is not None:
             raise RequestRefused(problem)
@@ -91,15 +97,24 @@ class GrammarCheck:
         if len(self._verdicts) > KEPT:
             self._verdicts.popitem(last=False)
 
+    async def _try(self, key: bytes, wanted: bytes, job_id: str) -> None:
+        """Without a child there is no answer: what cannot be tried now goes to the engine as it is; its like is tried later."""
+        if self._child is None and time.monotonic() < self._start_at:
+            return
+        try:
+            self._keep(key, await self._verdict(wanted, job_id))
+        except NoChild as error:
+            pause_s = START_PAUSES_S[min(self._not_started, len(START_PAUSES_S) - 1)]
+            self._not_started += 1
+            self._start_at = time.monotonic() + pause_s
+            log.warning("schemas and grammars go to the engine untried: %s; the next try is in %g s", error, pause_s)
+
     async def _verdict(self, wanted: bytes, job_id: str) -> str | None:
+        """What is wrong with it. Raises NoChild."""
         how = ""
         for _ in range(TRIES):
             try:
                 return await self._ask(wanted, job_id)
-            except NoChild as error:
-                log.warning("schemas and grammars are not tried out before the engine has them: %s", error)
-                self._facts = None
-                return None
             except TimeoutError:
                 how = f"takes longer than {TRY_S:g} s to compile"
                 break
@@ -118,6 +133,7 @@ class GrammarCheck:
         if self._child is None:
             assert self._facts is not None, "check() looks"
             self._child = await LineChild.start(PROGRAM, self._facts)
+            self._not_started = 0
         began = time.monotonic()
         try:
             verdict: str | None = await self._child.ask(wanted, TRY_S)

@@ -26,7 +26,7 @@ from penstock_workers.lanes.gpu.settings import GpuSettings
 
 GIVE_UP_S: Final = 30.0  # a start that is cancelled: vLLM may import for so long before it has any process to kill
 GIVE_UP_LOOK_S: Final = 0.5
-SHUTDOWN_S: Final = 3.0  # nothing is in it by then; after that its processes are killed, within drain.STOP_TIMEOUT_S
+SHUTDOWN_S: Final = 2.0  # nothing is in it by then; after that its processes are killed, within STOP_TIMEOUT_S
 
 
 class ChildEngine:
@@ -73,14 +73,15 @@ class ChildEngine:
 
     async def run(self, call: EngineCall, began: Callable[[], None]) -> Any:
         output = None
+        asked = prompt(call, self.config.model_config)
         with translated():
             if is_pooling(call.params):
                 outputs = self._llm.encode(
-                    prompt(call), call.params, call.request_id, lora_request=call.lora, priority=call.priority
+                    asked, call.params, call.request_id, lora_request=call.lora, priority=call.priority
                 )
             else:
                 outputs = self._llm.generate(
-                    prompt(call), call.params, call.request_id, lora_request=call.lora, priority=call.priority
+                    asked, call.params, call.request_id, lora_request=call.lora, priority=call.priority
                 )
             async for one in outputs:
                 if output is None:

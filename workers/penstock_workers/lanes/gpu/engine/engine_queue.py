@@ -2,7 +2,8 @@
 
 An engine that batches continuously is fastest with a few requests more than it can run, so that a place that falls free
 is taken at the next step. More than that would wait there instead of here, where items can still be ordered, given back or
-taken by another worker. What the engine reports at each step decides: while nothing waits in it, it gets more.
+taken by another worker. What the engine reports at each step decides: while nothing waits in it, it gets more. What is
+counted are sequences, as the engine counts them: an item with `n` answers is as many.
 
 Items that were in engines that died are let in apart from all others: a few together, then alone.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from penstock_ratelimit import Flow
 from penstock_ratelimit.for_penstock import DEFAULT_FLOW, FairLine
 
-BUFFER_SHARE = 0.25  # requests that wait in the engine, as a part of those that run: 1.1 to 1.25 measured best
+BUFFER_SHARE = 0.25  # sequences that wait in the engine, as a part of those that run: 1.1 to 1.25 measured best
 BUFFER_MIN = 4
 MEMORY_SHARE = 1.25  # of the KV cache promised: what waits needs none yet, and answers end before their longest length
 KV_FULL = 0.9  # above this a waiting line of zero does not mean that the engine starves
@@ -44,6 +45,7 @@ class EnginePlace:
 
     tokens: int  # prompt and longest answer: what it may come to occupy
     entry: asyncio.Future[None]
+    sequences: int = 1
     passed: int = 0  # shorter ones that were let in before it
     inside: bool = False
 
@@ -52,13 +54,13 @@ class EngineQueue:
     """The queue before one engine. Used on one event loop."""
 
     def __init__(self) -> None:
-        self.inside = 0
+        self.inside = 0  # sequences
         self._tokens = 0.0  # promised to those inside
         self._share_used = 1.0  # of what items may come to occupy, learned from those that ended
         self._max_seqs = 0  # 0 while there is no engine
         self._kv_tokens = 0
         self._state = EngineState()
-        self._entered = 0  # since the engine last reported
+        self._entered = 0  # sequences, since the engine last reported
         # Both bounded by the runner's slots: each place belongs to an item in one of them.
         self._line: FairLine[EnginePlace] = FairLine(gone=lambda place: place.entry.done())
         self._held: deque[EnginePlace] = deque()
@@ -66,7 +68,7 @@ class EngineQueue:
         self._isolated = 0  # suspects inside
 
     def open(self, max_seqs: int, kv_tokens: int) -> None:
-        """The engine runs up to ``max_seqs`` requests at once and remembers ``kv_tokens`` tokens; 0 = it does not say."""
+        """The engine runs up to ``max_seqs`` sequences at once and remembers ``kv_tokens`` tokens; 0 = it does not say."""
         self._max_seqs, self._kv_tokens = max_seqs, kv_tokens
         self._state = EngineState()
         self._let_in()
@@ -85,9 +87,12 @@ class EngineQueue:
         """Items that are ready and have no place."""
         return len(self._line) + len(self._held)
 
-    async def enter(self, tokens: int, flow: Flow = DEFAULT_FLOW) -> EnginePlace:
-        """Wait for a place. The caller gives it back with ``leave``."""
-        place = EnginePlace(tokens, asyncio.get_running_loop().create_future())
+    async def enter(self, tokens: int, flow: Flow = DEFAULT_FLOW, *, sequences: int = 1) -> EnginePlace:
+        """Wait for a place. The caller gives it back with ``leave``.
+
+        One of many sequences enters like any other, as soon as there is room for one of them: else it might wait for ever.
+        """
+        place = EnginePlace(tokens, asyncio.get_running_loop().create_future(), sequences)
         self._line.push(place, flow, float(max(1, tokens)))
         self._let_in()
         try:
@@ -102,7 +107,7 @@ class EngineQueue:
         if not place.inside:
             return
         place.inside = False
-        self.inside -= 1
+        self.inside -= place.sequences
         self._tokens -= place.tokens
         if used is not None and place.tokens:
             self._share_used += LEARN_RATE * (min(1.0, used / place.tokens) - self._share_used)
@@ -144,8 +149,8 @@ class EngineQueue:
                 return
             place.inside = True
             place.entry.set_result(None)
-            self.inside += 1
-            self._entered += 1
+            self.inside += place.sequences
+            self._entered += place.sequences
             self._tokens += place.tokens
 
     def _let_suspects_in(self) -> None:
@@ -167,7 +172,7 @@ class EngineQueue:
                 return
 
     def _limit(self) -> int:
-        """Items that may be inside. Where some wait already, those that run and a buffer; else as many as ever fit."""
+        """Sequences that may be inside. Where some wait already, those that run and a buffer; else as many as ever fit."""
         running = self._state.running if self._state.waiting else self._max_seqs
         return running + max(BUFFER_MIN, math.ceil(BUFFER_SHARE * running))
 

@@ -172,7 +172,11 @@ class InProcessEngine:
                 continue
             try:
                 self._llm.add_request(
-                    asked.request_id, prompt(asked), asked.params, lora_request=asked.lora, priority=asked.priority
+                    asked.request_id,
+                    prompt(asked, self.config.model_config),
+                    asked.params,
+                    lora_request=asked.lora,
+                    priority=asked.priority,
                 )
             except Exception as error:
                 self._reject(asked.request_id, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,23 @@ from penstock_workers.lanes.gpu.settings import GpuSettings
 CLIENT_ERRORS = frozenset({"VLLMClientError", "VLLMNotFoundError", "VLLMUnprocessableEntityError", "ValueError"})
 
 
-def prompt(call: EngineCall) -> dict[str, Any]:
-    return {"prompt_token_ids": call.token_ids} if call.rendered is None else call.rendered
+def prompt(call: EngineCall, model_config: Any) -> Any:
+    """In the form of vLLM's own renderer, where this vLLM has one: else it would render it again, in another thread."""
+    if call.rendered is not None:
+        return call.rendered
+    make = _tokens_input()
+    if make is None or getattr(model_config, "is_encoder_decoder", False):
+        return {"prompt_token_ids": call.token_ids}
+    return make(call.token_ids)
+
+
+@functools.cache
+def _tokens_input() -> Callable[[list[int]], Any] | None:
+    try:
+        make: Callable[[list[int]], Any] = upstream("vllm.inputs", "tokens_input")
+    except BadEngineSettings:
+        return None  # an older one
+    return make
 
 
 def is_pooling(params: Any) -> bool:

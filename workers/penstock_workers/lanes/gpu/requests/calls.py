@@ -83,6 +83,7 @@ class CallBuilder:
         self._tokenizers = tokenizers
         self._facts = facts
         self._chats = chats or TextChats(tokenizers)
+        self.decodes_media = self._chats.decodes_media
         self._numbers = count()
 
     def build(self, request: Request) -> tuple[EngineCall, int]:

@@ -27,6 +27,9 @@ class Prompt:
 class ChatPrompts(Protocol):
     """How chats become prompts. Used in several threads."""
 
+    decodes_media: bool
+    """Whether a prompt may hold images or sounds."""
+
     def read(self, body: dict[str, Any]) -> None:
         """Check the messages, and put them into the form that ``prompt`` takes. Raises RequestRefused."""
 
@@ -77,6 +80,8 @@ class Tokenizers:
 
 class TextChats:
     """Implements ``ChatPrompts`` for models that take text only."""
+
+    decodes_media = False
 
     def __init__(self, tokenizers: Tokenizers) -> None:
         self._tokenizers = tokenizers

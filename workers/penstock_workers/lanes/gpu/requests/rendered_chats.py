@@ -26,6 +26,8 @@ _WITHOUT_CACHE: Final = "skip_mm_cache"
 class RenderedChats:
     """Implements ``prompts.ChatPrompts`` by the renderer of an engine."""
 
+    decodes_media = True
+
     def __init__(self, renderer: Any, media: Media, template: str | None, models_template: str) -> None:
         """``template`` is the operator's; ``models_template`` the one that the tokenizer has."""
         self._renderer, self._media, self._template = renderer, media, template

@@ -1,0 +1,33 @@
+"""What a job's options changed in its rows: said wherever the job is shown, so that nothing is cut in silence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock_cli.show.text import count, counted, safe
+from penstock_producer.estimates import CHARS_PER_TOKEN
+
+if TYPE_CHECKING:
+    from penstock_producer.tally import Tally
+
+
+def saved_tokens(tally: Tally) -> int:
+    """What the blanks that compression took out would have come to, estimated."""
+    return round(tally.saved_chars / CHARS_PER_TOKEN)
+
+
+def changes(rows_cut: Mapping[str, int], tokens_saved: int) -> Iterator[str]:
+    """A line for each kind; none where nothing was changed."""
+    if rows_cut:
+        cut = ", ".join(f"{safe(name)} in {counted(rows, 'row')}" for name, rows in rows_cut.items())
+        yield f"cut by --truncate: {cut}"
+    if tokens_saved:
+        yield f"--compress-prompt saves about {count(tokens_saved)} tokens"
+
+
+def digest_of(examples: Sequence[Mapping[str, Any]]) -> str:
+    """Tells one file of examples from another, however it is written."""
+    return hashlib.sha256(json.dumps(examples, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,179 @@
+"""One place in a bucket: requests with bounded patience, and what their failures mean for the person who chose the place.
+
+boto3 is imported when the first bucket is used: it is an extra (`pip install penstock[s3]`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from penstock_producer.errors import SinkError, SinkTaken
+
+__all__ = ["Bucket", "Head", "NotThere", "s3_client"]
+
+CONNECT_TIMEOUT_S: Final = 10
+READ_TIMEOUT_S: Final = 60
+TRIES: Final = 5  # per request, boto3's own, with backoff
+CHUNK_BYTES: Final = 1024 * 1024  # of an object that is read
+SMALL_BYTES: Final = 16 * 1024 * 1024  # of an object that is read whole
+_MISSING: Final = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
+_RIGHTS: Final = {"write": "s3:PutObject", "read": "s3:GetObject and s3:ListBucket", "delete": "s3:DeleteObject"}
+_TAKEN: Final = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409"})
+
+
+class NotThere(SinkError):
+    """An object that was asked for is not there, or not with that content."""
+
+
+class Head(NamedTuple):
+    etag: str
+    metadata: Mapping[str, str]
+
+
+class Bucket:
+    """Objects below a prefix."""
+
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        self._client, self._bucket, self._prefix = client, bucket, prefix
+        self.requests = 0  # so far; most stores count them in their price
+
+    def below(self, name: str) -> Bucket:
+        return Bucket(self._client, self._bucket, self._key(name))
+
+    def uri(self, name: str) -> str:
+        return f"s3://{self._bucket}/{self._key(name)}"
+
+    def source(self, name: str) -> Mapping[str, str]:
+        """The object as a copy names it."""
+        return {"Bucket": self._bucket, "Key": self._key(name)}
+
+    def ask(self, name: str, request: str, *, verb: str = "write", **more: Any) -> Any:
+        """One request about one object. Raises SinkError, NotThere, and SinkTaken where a condition does not hold."""
+        asked = getattr(self._client, request)
+        return self._tried(name, lambda: asked(Bucket=self._bucket, Key=self._key(name), **more), verb)
+
+    def head(self, name: str) -> Head | None:
+        """None where there is no such object."""
+        try:
+            found = self.ask(name, "head_object", verb="read")
+        except NotThere:
+            return None
+        return Head(str(found["ETag"]), dict(found.get("Metadata") or {}))
+
+    def read(self, name: str) -> tuple[bytes, str] | None:
+        """A small object and its ETag; None where there is none."""
+        try:
+            found = self.ask(name, "get_object", verb="read")
+        except NotThere:
+            return None
+        return bytes(self._tried(name, lambda: found["Body"].read(SMALL_BYTES), "read")), str(found["ETag"])
+
+    def chunks(self, name: str, etag: str, first: int, after: int) -> Iterator[bytes]:
+        """Bytes ``first`` up to ``after`` of the object, while it is the one with this ETag."""
+        span = f"bytes={first}-{after - 1}"
+        body = self.ask(name, "get_object", verb="read", Range=span, IfMatch=etag)["Body"]
+        with contextlib.closing(body):
+            while chunk := self._tried(name, lambda: body.read(CHUNK_BYTES), "read"):
+                yield bytes(chunk)
+
+    def names(self, below: str) -> Iterator[str]:
+        """Of all objects that begin so, page by page."""
+        where: dict[str, str] = {"Bucket": self._bucket, "Prefix": self._key(below)}
+        while True:
+            page = self._listed("list_objects_v2", where)
+            for entry in page.get("Contents") or ():
+                yield str(entry["Key"]).removeprefix(self._prefix).lstrip("/")
+            if not page.get("IsTruncated"):
+                return
+            where["ContinuationToken"] = str(page["NextContinuationToken"])
+
+    def abort_uploads(self, begin: str) -> int:
+        """End the uploads of objects whose names begin so, which a process has left unfinished; returns how many.
+
+        Best effort: no reader sees them, and it needs a right that nothing else does.
+        """
+        ended = 0
+        with contextlib.suppress(SinkError):
+            listed = self._listed("list_multipart_uploads", {"Bucket": self._bucket, "Prefix": self._key(begin)})
+            for upload in listed.get("Uploads") or ():
+                name = str(upload["Key"]).removeprefix(self._prefix).lstrip("/")
+                self.ask(name, "abort_multipart_upload", UploadId=upload["UploadId"])
+                ended += 1
+        return ended
+
+    def _listed(self, request: str, where: dict[str, str]) -> Any:
+        asked = getattr(self._client, request)
+        return self._tried("", lambda: asked(**where), "read")
+
+    def takes_conditions(self) -> bool:
+        """Whether the store refuses to replace an object that must not be there; some do not know the header."""
+        name = f".penstock-probe-{secrets.token_hex(8)}"
+        try:
+            self.ask(name, "put_object", Body=b"", IfNoneMatch="*")
+        except SinkError:
+            return False
+        try:
+            self.ask(name, "put_object", Body=b"", IfNoneMatch="*")
+        except SinkTaken:
+            return True
+        except SinkError:
+            return False
+        finally:
+            self.delete(name)
+        return False
+
+    def delete(self, name: str) -> None:
+        """There or not."""
+        self.ask(name, "delete_object", verb="delete")
+
+    def _key(self, name: str) -> str:
+        """``name`` may end in a slash, for all that lies below it."""
+        return f"{self._prefix}/{name.lstrip('/')}".lstrip("/")
+
+    def _tried(self, name: str, request: Callable[[], Any], verb: str) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        self.requests += 1
+        try:
+            return request()
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code"))
+            if code in _MISSING or (verb == "read" and code in _TAKEN):
+                raise NotThere(f"{self.uri(name)} is not there, or has other content") from error
+            if code in _TAKEN:
+                raise SinkTaken(f"{self.uri(name)} was written by another process at this moment") from error
+            raise SinkError(_explain(verb, self.uri(name), self._bucket, code, error)) from error
+        except (BotoCoreError, OSError) as error:
+            message = f"cannot {verb} {self.uri(name)}: {error}; check the endpoint, the region and the credentials"
+            raise SinkError(message) from error
+
+
+def s3_client(endpoint_url: str | None = None) -> Any:
+    """A boto3 client with bounded patience. Credentials and region are boto3's own affair."""
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError as error:
+        raise SinkError("writing to s3:// needs boto3; `pip install penstock[s3]`") from error
+    retries = {"mode": "standard", "total_max_attempts": TRIES}
+    config = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=retries)
+    return boto3.client("s3", endpoint_url=endpoint_url, config=config)
+
+
+def _explain(verb: str, uri: str, bucket: str, code: str, error: Exception) -> str:
+    """What S3's answer means for the person who chose the destination."""
+    begin = f"cannot {verb} {uri}"
+    match code:
+        case "NoSuchBucket":
+            return f"{begin}: there is no bucket {bucket!r}; create it, or name another"
+        case "AccessDenied" | "403" | "AllAccessDisabled":
+            return f"{begin}: the credentials may not; grant {_RIGHTS[verb]} on it"
+        case "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "ExpiredToken":
+            return f"{begin}: the credentials are refused ({code}); renew or replace them"
+        case "PermanentRedirect" | "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException":
+            return f"{begin}: the bucket is in another region ({code}); set AWS_REGION to its region"
+        case _:
+            return f"{begin}: {error}"

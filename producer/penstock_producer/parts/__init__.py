@@ -1,0 +1,1 @@
+"""Results in a bucket before their job ends, as part objects."""

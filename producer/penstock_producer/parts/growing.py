@@ -1,0 +1,161 @@
+"""A job's results in a bucket while it runs, as part objects in the order of commits; at its end one object made of them.
+
+The store makes it by copying large parts itself, so that the bytes of a long job do not come through this process again. Lines
+in the order of commits are the same, whichever process writes them and however they were cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from typing import Final
+
+from penstock_ledger import Database, PlaceLost
+from penstock_ledger.model import Job
+from penstock_producer.bucket.client import Bucket
+from penstock_producer.bucket.writer import ObjectWriter
+from penstock_producer.errors import SinkError, SinkTaken
+from penstock_producer.outputs import OUTPUT_NAME
+from penstock_producer.parts import index as part_index
+from penstock_producer.parts.index import INDEX_NAME, Index, Part
+from penstock_producer.tables.reading import Lines
+
+__all__ = ["PARTS", "GrowingOutput"]
+
+PARTS: Final = "parts/"
+PART_BYTES_MAX: Final = 256 * 1024 * 1024  # a process that dies has to send so much again, at most
+PARTS_PER_SIZE: Final = 500  # from then on parts may be larger, so that 2,000 of them hold more than a terabyte
+
+log = logging.getLogger(__name__)
+
+
+class GrowingOutput:
+    """The results of one job below one prefix. Not thread-safe.
+
+    Any process may go on where another one stopped, and of two at the same time one stops: the index is replaced only where
+    it is the one that was read, in stores that have conditional writes (AWS S3, MinIO, R2, GCS). In others the last one to
+    write it counts, whose parts are as whole.
+    """
+
+    def __init__(self, bucket: Bucket, database: Database, job: Job, *, conditional: bool) -> None:
+        self._bucket, self._database, self._job = bucket, database, job
+        self._conditional = conditional
+        self._is_replayed: bool | None = None  # it was complete before: what a replay adds is written at the end
+        self._index: Index | None = None  # None until it was read, and after another process has replaced it
+
+    def grow(self, results: int) -> None:
+        """Write parts of what is new, where that is enough; ``results`` is how many the job has.
+
+        Raises SinkError, SinkTaken where another process is at it.
+        """
+        index = self._current()
+        if self._is_replayed is None and index.is_due(results):
+            self._is_replayed = not index.parts and self._bucket.head(OUTPUT_NAME) is not None
+        while index.is_due(results) and not self._is_replayed:
+            try:
+                more = self._add_part(index)
+                if more is None:
+                    return
+                index = more
+            except PlaceLost:
+                log.warning(
+                    "job %s: the database was restored from a copy; its parts are written anew", self._job.job_id
+                )
+                index = self._replaced(index, (), None)
+            except SinkTaken:
+                self._index = None
+                raise
+
+    def complete(self, results: int, *, keep: bool) -> str:
+        """All outcomes are there: make `output.jsonl`; returns its place. ``keep`` leaves the parts where they are.
+
+        May be repeated after any failure. Raises SinkError, SinkTaken, OutcomesHeldBack.
+        """
+        metadata = {"penstock-job": self._job.job_id, "penstock-results": str(results)}
+        there = self._bucket.head(OUTPUT_NAME)
+        if there is None or any(there.metadata.get(name) != value for name, value in metadata.items()):
+            condition = {"IfNoneMatch": "*"} if there is None else {"IfMatch": there.etag}
+            self._assemble(self._current(), metadata, condition if self._conditional else {})
+        self._remove_parts(keep=keep)
+        return self._bucket.uri(OUTPUT_NAME)
+
+    def _current(self) -> Index:
+        """As this process knows it. One that begins ends what another one has left unfinished."""
+        if self._index is None:
+            ended = sum(map(self._bucket.abort_uploads, (PARTS, OUTPUT_NAME)))
+            if ended:
+                log.info("job %s: %d unfinished uploads of an earlier process were ended", self._job.job_id, ended)
+            self._index = Index.read(self._bucket, self._job.job_id)
+        return self._index
+
+    def _add_part(self, index: Index) -> Index | None:
+        """None when there is not enough yet, after all."""
+        name = f"{PARTS}{len(index.parts) + 1:06d}-{secrets.token_hex(4)}.jsonl"
+        lines = Lines(self._database, self._job, index.cursor)
+        most = PART_BYTES_MAX * (1 + len(index.parts) // PARTS_PER_SIZE)
+        writer = ObjectWriter(self._bucket, name)
+        try:
+            for line in lines:
+                writer.write(line)
+                if writer.bytes >= most and lines.number >= part_index.RESULTS_MIN:
+                    break
+            if lines.number < part_index.RESULTS_MIN:
+                writer.discard()
+                return None
+            writer.finish()
+            writer.publish()
+        except BaseException:
+            writer.discard()
+            raise
+        part = Part(name, lines.number, writer.bytes, writer.etag)
+        try:
+            return self._replaced(index, (*index.parts, part), lines.cursor)
+        except SinkTaken:
+            with contextlib.suppress(SinkError):
+                self._bucket.delete(name)
+            raise
+
+    def _replaced(self, index: Index, parts: tuple[Part, ...], cursor: str | None) -> Index:
+        self._index = index.write(self._bucket, parts=parts, cursor=cursor, conditional=self._conditional)
+        return self._index
+
+    def _assemble(self, index: Index, metadata: dict[str, str], condition: dict[str, str]) -> None:
+        try:
+            self._write(index, metadata, condition)
+        except SinkTaken:
+            self._index = None
+            raise
+        except (SinkError, PlaceLost) as error:
+            if not index.parts:
+                raise
+            log.warning(
+                "job %s: %s could not be made of its parts, and is written from the ledger: %s",
+                self._job.job_id, OUTPUT_NAME, error,
+            )  # fmt: skip
+            self._write(Index(self._job.job_id), metadata, condition)
+            self._replaced(index, (), None)
+
+    def _write(self, index: Index, metadata: dict[str, str], condition: dict[str, str]) -> None:
+        """The parts, and what came after them."""
+        writer = ObjectWriter(self._bucket, OUTPUT_NAME, metadata=metadata, condition=condition)
+        try:
+            for part in index.parts:
+                writer.append(part.name, part.etag, part.bytes)
+            for line in Lines(self._database, self._job, index.cursor, whole=True):
+                writer.write(line)
+            writer.finish()
+            writer.publish()
+        except BaseException:
+            writer.discard()
+            raise
+
+    def _remove_parts(self, *, keep: bool) -> None:
+        """All, or those that do not count. The index goes first: what a process that dies leaves of the parts counts no more."""
+        counted = {part.name for part in self._current().parts} if keep else set[str]()
+        if not keep:
+            self._bucket.delete(INDEX_NAME)
+            self._index = None
+        for name in self._bucket.names(PARTS):
+            if name not in counted:
+                self._bucket.delete(name)

@@ -1,0 +1,27 @@
+"""Which names of sources are databases. Light to import, as a command line asks before anything else."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+__all__ = ["BY_VARIABLE", "in_folder", "is_database"]
+
+BY_VARIABLE: Final = "env:"  # a variable that holds the URL
+_SQLITE: Final = "sqlite:///"
+_DIALECTS: Final = frozenset({
+    "sqlite", "postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle", "duckdb", "snowflake", "bigquery", "redshift",
+    "clickhouse", "trino", "cockroachdb",
+})  # fmt: skip
+
+
+def is_database(where: str) -> bool:
+    """Whether this names a database, and neither a file nor an object. Not every one is read."""
+    scheme, separator, _ = where.partition("://")
+    return where.startswith(BY_VARIABLE) or (separator != "" and scheme.partition("+")[0] in _DIALECTS)
+
+
+def in_folder(where: str, folder: str) -> str:
+    """The name of a database that a file in ``folder`` has: a file of SQLite counts from there."""
+    path = where.removeprefix(_SQLITE)
+    return _SQLITE + os.path.join(os.path.abspath(folder), path) if path != where else where

@@ -1,0 +1,177 @@
+"""An object of Google Cloud Storage (`gs://`) or Azure (`az://`) as a pinned blob, by obstore, as s3.py does it by boto3.
+
+obstore is imported when the first object is opened: it is an extra (`pip install penstock[stores]`). Credentials, the account
+and another endpoint come from the environment, as obstore names them: GOOGLE_APPLICATION_CREDENTIALS,
+AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ENDPOINT and so on. Without credentials those of the machine are looked for. An
+endpoint without TLS needs GOOGLE_ALLOW_HTTP=true or AZURE_ALLOW_HTTP=true.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
+from penstock_producer.sources.blobs.s3 import CONNECT_TIMEOUT_S, RANGE_BYTES, READ_TIMEOUT_S, TRIES, Listed
+
+SCHEMES: Final = ("gs", "az")  # also the kinds of their pins
+_PAGE: Final = 1_000
+_RETRIES_END: Final = datetime.timedelta(seconds=READ_TIMEOUT_S * TRIES)
+
+
+class StoreObject:
+    """One object; ``pinned`` is what ``pin()`` returned at submit, None before that."""
+
+    def __init__(self, uri: str, pinned: Mapping[str, Any] | None = None, *, store: Any = None) -> None:
+        self.uri = uri
+        self._scheme, bucket, self._key = _parts(uri)
+        if not self._key:
+            raise SourceError("source_unavailable", f"{seen(uri)} names no object; write {self._scheme}://bucket/key")
+        self._store = open_store(self._scheme, bucket) if store is None else store
+        self._pin = None if pinned is None else dict(pinned)
+
+    def pin(self) -> dict[str, Any]:
+        if self._pin is None:
+            found = self._head()
+            self._pin = {"kind": self._scheme, "uri": self.uri, "size": found.size, "etag": found.etag}
+        return dict(self._pin)
+
+    def pinning(self) -> Iterator[bytes]:
+        return iter(())
+
+    def unchanged(self) -> bool:
+        """Whether the object that is there now still has the pinned ETag and size."""
+        if self._pin is None:
+            return False
+        found = self._head()
+        return (found.size, found.etag) == (self._pin["size"], self._pin["etag"])
+
+    def chunks(self, offset: int) -> Iterator[bytes]:
+        size = int(self.pin()["size"])
+        while offset < size:
+            chunk = self.read(offset, min(RANGE_BYTES, size - offset))
+            yield chunk
+            offset += len(chunk)
+
+    def read(self, offset: int, length: int) -> bytes:
+        import obstore
+
+        pin = self.pin()
+        if offset + length > int(pin["size"]):
+            raise BadReference(f"{self.uri} has {pin['size']} bytes and no document at {offset}:{length}")
+        if length == 0:  # which no range can ask for
+            return b""
+        # A service that does not know the condition is held to it by what it answers.
+        options: Any = {"range": (offset, offset + length), "if_match": f'"{pin["etag"]}"'}
+
+        def get() -> tuple[str, bytes]:
+            answer = obstore.get(self._store, self._key, options=options)
+            return _tag(answer.meta), bytes(answer.bytes())
+
+        tag: str
+        data: bytes
+        tag, data = ask(self.uri, get)
+        if tag != pin["etag"] or len(data) != length:
+            raise SourceChanged(
+                f"{self.uri} is not the object that was submitted; restore it, or submit it as a new job"
+            )
+        return data
+
+    def _head(self) -> Listed:
+        import obstore
+
+        return _listed(ask(self.uri, lambda: obstore.head(self._store, self._key)), "")
+
+
+class StorePrefix:
+    """`gs://bucket/prefix` or `az://container/prefix`, with all objects below `prefix/`."""
+
+    def __init__(self, uri: str, *, store: Any = None) -> None:
+        self._scheme, self._bucket, prefix = _parts(uri)
+        self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self.uri = f"{self._scheme}://{self._bucket}/{self._below}"
+        self._store = open_store(self._scheme, self._bucket) if store is None else store
+
+    def listed(self, after: str = "") -> Iterator[Listed]:
+        """In the order in which the service lists them, which is that of their names; those later than ``after``."""
+        import obstore
+
+        given: dict[str, Any] = {"offset": f"{self._below}{after}"} if after else {}
+        prefix = self._below.rstrip("/") or None
+        pages = iter(ask(self.uri, lambda: obstore.list(self._store, prefix, chunk_size=_PAGE, **given)))
+        while True:
+            page = ask(self.uri, lambda: next(pages, None))
+            if page is None:
+                return
+            for meta in page:
+                yield _listed(meta, self._below)
+
+    def object(self, listed: Listed) -> StoreObject:
+        """Pinned to what was listed."""
+        uri = f"{self._scheme}://{self._bucket}/{quote(self._below + listed.path)}"
+        pinned = {"kind": self._scheme, "uri": uri, "size": listed.size, "etag": listed.etag}
+        return StoreObject(uri, pinned, store=self._store)
+
+
+def open_store(scheme: str, bucket: str) -> Any:
+    """Raises SourceUnavailable without obstore, and where the environment has no account."""
+    try:
+        from obstore.store import AzureStore, GCSStore
+    except ImportError as error:
+        raise SourceUnavailable(
+            f"reading {scheme}:// needs obstore on this machine; `pip install penstock[stores]`"
+        ) from error
+    make: Any
+    make, cloud = (GCSStore, "GOOGLE") if scheme == "gs" else (AzureStore, "AZURE")
+    options: dict[str, Any] = {
+        "client_options": {
+            "connect_timeout": f"{CONNECT_TIMEOUT_S}s", "timeout": f"{READ_TIMEOUT_S}s",
+            "allow_http": os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("1", "true"),
+        },
+        "retry_config": {"max_retries": TRIES - 1, "retry_timeout": _RETRIES_END},
+    }  # fmt: skip
+    return ask(f"{scheme}://{bucket}", lambda: make(bucket, **options))
+
+
+def ask(uri: str, request: Callable[[], Any]) -> Any:
+    """Raises SourceChanged for a tag that is another one by now, SourceUnavailable for all else."""
+    from obstore.exceptions import BaseError, PreconditionError
+
+    try:
+        return request()
+    except PreconditionError as error:
+        raise SourceChanged(
+            f"{uri} is not the object that was submitted; restore it, or submit it as a new job"
+        ) from error
+    except FileNotFoundError as error:
+        raise SourceUnavailable(f"{uri}: there is no such object; check the name") from error
+    except (BaseError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise SourceUnavailable(f"{uri}: {reason}; check the endpoint, account and credentials") from error
+
+
+def _parts(uri: str) -> tuple[str, str, str]:
+    """Scheme, bucket and key. Raises SourceError."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise SourceError("invalid_uri", f"{seen(uri)} is not an address ({error}); write gs://bucket/key") from None
+    if parts.scheme not in SCHEMES or not parts.netloc or parts.query or parts.fragment:
+        raise SourceError("invalid_uri", f"{seen(uri)} names no bucket; write gs://bucket/key or az://container/key")
+    return parts.scheme, parts.netloc, unquote(parts.path.removeprefix("/"))
+
+
+def _listed(meta: Mapping[str, Any], below: str) -> Listed:
+    changed: datetime.datetime = meta["last_modified"]
+    return Listed(str(meta["path"])[len(below) :], int(meta["size"]), _tag(meta), changed.timestamp())
+
+
+def _tag(meta: Mapping[str, Any]) -> str:
+    """Raises SourceError where a service gives none: nothing would tell its objects from others."""
+    tag = meta.get("e_tag") or meta.get("version")
+    if not tag:
+        raise SourceError("unsupported_source", f"{meta['path']} has no ETag, by which it would be known again")
+    return str(tag).strip('"')  # Azure's lists leave the quotes out, which are a part of the tag in HTTP

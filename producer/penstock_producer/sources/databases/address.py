@@ -1,0 +1,115 @@
+"""Where a database is that documents are read from: how it is named, and what of its name is kept.
+
+A source is named by a URL without a password, or by a variable that holds a whole URL (`env:WAREHOUSE_URL`). Only that name
+is stored with the job and shown: every process that reads the table looks the password up where it runs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock_ledger.redaction import remember, remember_url
+from penstock_producer.errors import SourceError, SourceUnavailable, seen
+from penstock_producer.settings import variable
+from penstock_producer.source_names import BY_VARIABLE
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+__all__ = ["KIND", "Address", "address_of", "whole"]
+
+KIND: Final = "table"  # of a pin
+
+_SQLITE: Final = ("sqlite", "sqlite+pysqlite")
+_POSTGRESQL: Final = ("postgresql", "postgres", "postgresql+psycopg")
+_VARIABLE: Final = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
+_SECRETS: Final = ("password", "sslpassword")  # of a URL's query
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One database."""
+
+    name: str  # as it is stored and shown: a URL without a password, or `env:NAME`
+    url: URL  # as it is connected to
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.get_backend_name() == "sqlite"
+
+
+def whole(where: str) -> str:
+    """The name of a database that means the same in every working folder. Raises SourceError, as ``address_of``."""
+    return where if where.startswith(BY_VARIABLE) else address_of(where).name
+
+
+def address_of(where: str) -> Address:
+    """Raises SourceError for a name that cannot be used, and SourceUnavailable for a variable that is not set here."""
+    if not where.startswith(BY_VARIABLE):
+        return _addressed(None, where)
+    named = _VARIABLE.fullmatch(where)
+    if named is None:
+        raise SourceError("invalid_url", f"{seen(where)} names no variable; write env:NAME, as env:WAREHOUSE_URL")
+    value = variable(named[1])
+    if not value:
+        raise SourceUnavailable(
+            f"{where}: the variable {named[1]} is not set in this process; set it to the URL of the database, here and for "
+            "control processes and workers"
+        )
+    return _addressed(where, value)
+
+
+def _addressed(name: str | None, given: str) -> Address:
+    """``name``: of the variable that ``given`` was read from. Nothing of ``given`` is shown before it is taken apart."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    remember_url(given)
+    try:
+        url = make_url(given)
+    except (ArgumentError, ValueError):  # a port that is no number, as where a password has an @ in it
+        place = "the source" if name is None else name
+        raise SourceError(
+            "invalid_url",
+            f"{place} is not the URL of a database: write sqlite:///file.db or postgresql://user@host/database, and "
+            "%-encode what is special in user and password",
+        ) from None
+    secrets = [url.password, *(url.query.get(option) for option in _SECRETS)]
+    remember(*(secret for secret in secrets if isinstance(secret, str)))
+    shown = name or url.difference_update_query(_SECRETS)._replace(password=None).render_as_string()
+    if name is None and any(secrets):
+        raise SourceError(
+            "password_in_url",
+            f"{shown}: a password in the source would be stored with the job, and others see it in the list of processes; "
+            "export WAREHOUSE_URL=postgresql://… and name the source env:WAREHOUSE_URL, or put the password into PGPASSWORD "
+            "or ~/.pgpass",
+        )
+    return _sqlite(name, url, shown) if url.drivername in _SQLITE else _postgresql(name, url, shown)
+
+
+def _sqlite(name: str | None, url: URL, shown: str) -> Address:
+    if not url.database or url.database == ":memory:" or url.host or url.query:
+        raise SourceError(
+            "invalid_url", f"{shown} names no file of SQLite; write sqlite:///file.db, or sqlite:////folder/file.db"
+        )
+    path = str(Path(url.database).absolute())
+    if not path.isprintable():
+        raise SourceError("invalid_path", f"{seen(path)} cannot be a path; check its characters")
+    found = url.set(database=path)
+    return Address(name or found.render_as_string(), found)
+
+
+def _postgresql(name: str | None, url: URL, shown: str) -> Address:
+    if url.drivername not in _POSTGRESQL:
+        raise SourceError(
+            "unsupported_source",
+            f"{shown}: tables are read from postgresql:// and sqlite://; write those of {url.drivername} into a Parquet or "
+            "CSV file",
+        )
+    if util.find_spec("psycopg") is None:
+        raise SourceUnavailable(f"{shown} needs psycopg here: pip install 'penstock[postgres]'")
+    return Address(name or shown, url.set(drivername="postgresql+psycopg"))

@@ -1,0 +1,180 @@
+"""What a job reads of a database: a table, or a query in the place of one, with the statements that read it.
+
+A query is asked inside of another statement, so it can be one SELECT and nothing else. Names are quoted, so capitals count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, cast
+
+import orjson
+from sqlalchemy import Connection, TextClause, inspect, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from penstock_producer.errors import SourceError, seen
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.sources.databases.address import Address
+from penstock_producer.sources.databases.columns import Column, Kind, kind_in_postgresql
+from penstock_producer.sources.databases.keys import Key
+
+__all__ = ["Named", "Relation", "Row", "named"]
+
+KEY_BYTES: Final = 2_048  # of a text that is asked for as a key; no id is so long
+_KEY_TYPES: Final = frozenset({
+    "", "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz",
+})  # fmt: skip
+_END: Final = re.compile(r"[\s;]+\Z")
+_TYPES: Final = text("SELECT oid, typname FROM pg_type WHERE oid = ANY(CAST(:oids AS oid[]))")
+
+
+class Row(NamedTuple):
+    """One row as it was read."""
+
+    size: int  # in bytes, as far as its values can be long
+    values: Sequence[Any] | None  # None where the row is longer than was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What is read, before the database was asked about it."""
+
+    words: str  # for messages
+    table: str | None
+    query: str
+
+    def sql(self) -> str:
+        if self.table is None:
+            return f"({self.query}\n) AS source"  # a newline: the query may end in a comment
+        return ".".join(map(_quoted, _parts(self.table)))
+
+
+def named(address: Address, spec: JobSpec) -> Named:
+    """Raises SourceError where the spec does not say what to read."""
+    if spec.format is not None or spec.encoding is not None:
+        raise SourceError(
+            "unsupported_format",
+            f"{address.name} is a database, whose rows have no format; leave --format and --encoding out",
+        )
+    if spec.table is not None:
+        return Named(f"table {spec.table} of {address.name}", spec.table, "")
+    if spec.query is None:
+        raise SourceError(
+            "no_table",
+            f"{address.name} is a database; say what to read of it: --table NAME, or --query 'SELECT id, text FROM …'",  # noqa: S608  # words
+        )
+    query = _END.sub("", spec.query)
+    if not query or "\0" in query:
+        raise SourceError("invalid_query", f"the query {seen(spec.query)} is no SELECT; write one")
+    return Named(f"the query on {address.name}", None, query)
+
+
+class Relation:
+    """Columns and statements. Made by asking the database, in the transaction of ``connection``."""
+
+    def __init__(self, what: Named, connection: Connection, key: str) -> None:
+        """Raises SourceError for a key that cannot be one, and SQLAlchemy's errors."""
+        self._what = what
+        self._sqlite = connection.dialect.name == "sqlite"
+        self.columns = _columns(what, connection, self._sqlite)
+        self.key = _key_of(self.columns, key, what.words)
+
+    def keys_statement(self) -> TextClause:
+        """The keys of all rows in their order, each with the bytes that it has."""
+        quoted, short = _quoted(self.key.name), self._key_sql()
+        size = self.key.size(quoted) or "8"
+        value = f"CASE WHEN {size} <= {KEY_BYTES} THEN {short} END"
+        present = f"CASE WHEN {quoted} IS NULL THEN NULL ELSE {size} END"
+        return text(_escaped(f"SELECT {value}, {present} FROM {self._what.sql()} ORDER BY {quoted}"))  # noqa: S608  # quoted names
+
+    def rows_statement(self, columns: Sequence[Column]) -> TextClause:
+        """The rows with some keys: key, size, and the values of rows that are not longer than ``most``."""
+        names = {column.name: _quoted(column.name) for column in columns}
+        sizes = [size for column in columns if (size := column.size(names[column.name]))]
+        values = [f"{column.value(names[column.name])} AS c{at}" for at, column in enumerate(columns)]
+        size = " + ".join(["CAST(0 AS bigint)", *sizes])  # some columns of a gigabyte are more than an int4 holds
+        inner = f"SELECT {self._key_sql()} AS k, {size} AS s, {', '.join(values)} FROM {self._what.sql()} WHERE "  # noqa: S608  # quoted names
+        capped = ", ".join(f"CASE WHEN s <= :most THEN c{at} END" for at in range(len(columns)))
+        return text(
+            f"SELECT k, s, {capped} FROM ({_escaped(inner)}{_escaped(_quoted(self.key.name))} {self._is_asked_for()}) AS sized"  # noqa: S608  # quoted names
+        )
+
+    def parameters(self, keys: Sequence[Key], most: int) -> Mapping[str, Any]:
+        return {"keys": orjson.dumps(keys).decode() if self._sqlite else list(keys), "most": most}
+
+    def has_index(self, connection: Connection) -> bool:
+        """Whether rows are found quickly by their key; True where nothing says so, as of views and queries."""
+        if self._what.table is None:
+            return True
+        *schema, table = _parts(self._what.table)
+        where = (table, schema[0] if schema else None)
+        try:
+            found = inspect(connection)
+            if table not in found.get_table_names(where[1]):
+                return True
+            led: list[Sequence[str | None]] = [found.get_pk_constraint(*where)["constrained_columns"]]
+            led += [index["column_names"] for index in found.get_indexes(*where)]
+            led += [unique["column_names"] for unique in found.get_unique_constraints(*where)]
+        except SQLAlchemyError:
+            return True
+        return any(columns[:1] == [self.key.name] for columns in led)
+
+    def _key_sql(self) -> str:
+        return self.key.value(_quoted(self.key.name))
+
+    def _is_asked_for(self) -> str:
+        if self._sqlite:
+            return "IN (SELECT value FROM json_each(:keys))"
+        return f"= ANY(CAST(:keys AS {self.key.type}[]))"
+
+
+def _columns(what: Named, connection: Connection, is_sqlite: bool) -> dict[str, Column]:
+    # With a parameter, so that psycopg does not take several statements at once: a query must not end our transaction.
+    found = connection.execute(text(_escaped(f"SELECT * FROM {what.sql()} LIMIT ") + ":none"), {"none": 0})  # noqa: S608  # quoted names
+    described: Sequence[Any] = cast(Any, found.cursor).description
+    found.close()
+    names = [str(one[0]) for one in described]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise SourceError(
+            "duplicate_column", f"{what.words} has two columns {seen(twice[0])}; name one of them otherwise (AS …)"
+        )
+    if is_sqlite:
+        return {name: Column(name, Kind.ANY, "") for name in names}
+    oids = [int(one[1]) for one in described]
+    types = {int(row[0]): str(row[1]) for row in connection.execute(_TYPES, {"oids": oids})}
+    kinds = [types.get(oid, "unknown") for oid in oids]
+    return {name: Column(name, kind_in_postgresql(kind), kind) for name, kind in zip(names, kinds, strict=True)}
+
+
+def _key_of(columns: Mapping[str, Column], name: str, words: str) -> Column:
+    key = columns.get(name)
+    if key is None:
+        raise SourceError(
+            "missing_column",
+            f"{words} has no column {seen(name)} to find its rows by; name a column whose values are unique (--id-field): "
+            f"{', '.join(map(seen, list(columns)[:20]))}",
+        )
+    if key.type not in _KEY_TYPES:
+        raise SourceError(
+            "invalid_key",
+            f"{words}: the column {seen(name)} is of type {key.type}, by which rows are not found; name another (--id-field), "
+            f"or write --query 'SELECT CAST({name} AS text) AS id, …'",
+        )
+    return key
+
+
+def _parts(table: str) -> list[str]:
+    schema, _, name = table.rpartition(".")
+    return [schema, name] if schema else [name]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _escaped(sql: str) -> str:
+    """So that SQLAlchemy takes no colon in it for a parameter."""
+    return sql.replace(":", "\\:")

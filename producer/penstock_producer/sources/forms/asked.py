@@ -1,0 +1,208 @@
+"""What is asked about a plain record, as a request body: the job's prompt rendered for it, or the messages in its column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from penstock_producer.errors import Problem, SpecError
+from penstock_producer.job.request_body import BodyBuilder
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.prompts.compress import compressed
+from penstock_producer.prompts.examples import example_messages
+from penstock_producer.prompts.languages import Language, Prompt, default_in, prompt_of
+from penstock_producer.prompts.messages import BadMessages, checked_messages
+from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
+from penstock_producer.prompts.truncate import NotText, cut_of, shortened
+from penstock_producer.rows import MISSING_FIELD
+from penstock_producer.sources.forms.row_words import bounded, columns_of, meant, too_large
+from penstock_producer.sources.forms.strict_json import RowFault, parse_value
+from penstock_producer.tally import Tally
+
+__all__ = ["Asked", "Attachments", "asked_of"]
+
+
+class Asked(Protocol):
+    """Makes request bodies of records, and counts in a tally what it changed in them."""
+
+    required: tuple[str, ...]  # columns that every row must have
+    fields: tuple[str, ...]  # columns that it may read
+    whole_row: bool  # whether it may read others, too
+
+    def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
+        """``params`` are the row's own. Raises RowFault."""
+        ...
+
+
+class Attachments(Protocol):
+    """Puts what a row names beside its text."""
+
+    def content(self, text: str, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The parts of a chat message. Raises RowFault."""
+        ...
+
+
+def asked_of(spec: JobSpec, max_body_bytes: int, tally: Tally, media: Attachments | None) -> Asked:
+    """Raises SpecError when the spec cannot make requests out of plain records."""
+    if spec.messages_field is not None:
+        return MessagesColumn(spec, spec.messages_field, max_body_bytes, tally)
+    assert spec.prompt is not None
+    return RenderedPrompt(spec, prompt_of(spec.prompt, spec.template), max_body_bytes, tally, media)
+
+
+class RenderedPrompt:
+    """The prompt, rendered for each record: its texts cut first, blanks taken out after, images and sounds behind it."""
+
+    def __init__(
+        self, spec: JobSpec, prompt: Prompt, max_body_bytes: int, tally: Tally, media: Attachments | None
+    ) -> None:
+        named = (*spec.image_fields, *spec.audio_fields)
+        if named and media is None:
+            fix = "name files, or push documents into an open job"
+            raise SpecError([Problem("invalid_value", "/image_fields", "this source has no images and sounds", fix)])
+        self._media = media
+        self._prompt = prompt
+        self._language: Language = spec.template
+        self._max_body_bytes = max_body_bytes
+        self._tally = tally
+        self._cuts = {name: cut_of(policy) for name, policy in spec.truncate.items()}
+        self._compresses = spec.compress_prompt
+        self.required: tuple[str, ...] = (*prompt.required, *named)
+        self.fields: tuple[str, ...] = (*prompt.fields, *named)
+        self.whole_row: bool = prompt.whole_row
+        self._is_plain = not (
+            self._cuts or self._compresses or named
+        )  # as most are: nothing else is asked for each row
+        self._check_cuts()
+        self._build = BodyBuilder(spec, example_messages(spec.examples, self._example))
+
+    def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
+        if self._is_plain:
+            return bounded(self._build(self._rendered(record), params), self._max_body_bytes)
+        row, cut = self._shortened(record) if self._cuts else (record, [])
+        text = self._rendered(row)
+        sent = compressed(text) if self._compresses else text
+        content = sent if self._media is None else self._media.content(sent, record)
+        body = bounded(self._build(content, params), self._max_body_bytes)
+        if cut or len(sent) < len(text):
+            self._tally.note(cut, len(text) - len(sent))
+        return body
+
+    def _check_cuts(self) -> None:
+        """Raises SpecError for a column that the prompt does not have: its texts would be sent as they are."""
+        known = () if self.whole_row else self._prompt.fields
+        for name in self._cuts:
+            if known and name not in known and name.partition(".")[0] not in known:
+                fix = f"{meant(name, dict.fromkeys(known))}name one of {columns_of(dict.fromkeys(known))}"
+                message = f"the prompt has no column {name!r}"
+                raise SpecError([Problem("invalid_value", f"/truncate/{name}", message, fix)])
+
+    def _example(self, record: Mapping[str, Any], at: str) -> str:
+        """The input of an example, as a row's. Raises SpecError."""
+        try:
+            text = self._rendered(self._shortened(record)[0])
+        except RowFault as fault:
+            raise SpecError([Problem(fault.code, at, fault.message, fault.fix)]) from None
+        return compressed(text) if self._compresses else text
+
+    def _shortened(self, record: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+        try:
+            return shortened(record, self._cuts)
+        except NotText as error:
+            raise RowFault(
+                "truncate_not_text",
+                f"The column {error.name!r} is to be cut, and it holds {type(error.value).__name__}, not text.",
+                fix="cut lists in the prompt, as {% for one in column[:10] %} (--template jinja), or give text",
+                field=error.name,
+            ) from None
+
+    def _rendered(self, record: Mapping[str, Any]) -> str:
+        try:
+            return self._prompt.render(record, self._max_body_bytes)
+        except TextTooLong as error:
+            raise too_large(f"more than {error.max_chars} characters", error.max_chars, error.name) from None
+        except RenderFailed as failed:
+            raise RowFault(
+                "template_failed",
+                f"The prompt cannot be rendered for this row: {failed}.",
+                fix="correct the prompt or the row",
+            ) from None
+        except MissingField as missing:
+            what = "is null in" if missing.null else "is missing from"
+            raise RowFault(
+                MISSING_FIELD,
+                f"The prompt uses the column {missing.name!r}, which {what} this row.",
+                fix=f"{meant(missing.name, record)}fill it, or write {default_in(self._language, missing.name)} in the "
+                f"prompt; columns here: {columns_of(record)}",
+                field=missing.name,
+            ) from None
+
+
+class MessagesColumn:
+    """The messages in a column of each record, with the job's system message and examples before them."""
+
+    def __init__(self, spec: JobSpec, name: str, max_body_bytes: int, tally: Tally) -> None:
+        self._name = name
+        self._max_body_bytes = max_body_bytes
+        self._tally = tally
+        self._compresses = spec.compress_prompt
+        self._build = BodyBuilder(spec, example_messages(spec.examples, None))
+        self.required: tuple[str, ...] = (name,)
+        self.fields: tuple[str, ...] = (name,)
+        self.whole_row = False
+
+    def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
+        try:
+            messages = checked_messages(self._given(record))
+        except BadMessages as error:
+            raise RowFault(
+                "invalid_messages", error.message, fix=error.fix, field=f"{self._name}{error.place}", value=error.value
+            ) from None
+        saved = _compress(messages) if self._compresses else 0
+        body = bounded(self._build.of_messages(messages, params), self._max_body_bytes)
+        if saved:
+            self._tally.note((), saved)
+        return body
+
+    def _given(self, record: Mapping[str, Any]) -> Any:
+        value = record.get(self._name)
+        if value is None:
+            what = "is null in" if self._name in record else "is missing from"
+            raise RowFault(
+                MISSING_FIELD,
+                f"The column of messages, {self._name!r}, {what} this row.",
+                fix=f"{meant(self._name, record)}fill it, or name another column (--messages-field); "
+                f"columns here: {columns_of(record)}",
+                field=self._name,
+            )
+        return self._parsed(value) if isinstance(value, str) else value
+
+    def _parsed(self, text: str) -> Any:
+        try:
+            return parse_value(text.encode(errors="surrogatepass"))
+        except RowFault as fault:
+            raise BadMessages(
+                "", f"The column holds text that cannot be read as JSON ({fault.code}).", _JSON, text
+            ) from None
+
+
+def _compress(messages: list[dict[str, Any]]) -> int:
+    """Take the blanks out of what users say; returns how many characters that saved."""
+    saved = 0
+    for message in messages:
+        if message["role"] == "user":
+            content = message["content"]
+            for holder, name in _texts(message, content):
+                text = holder[name]
+                holder[name] = compressed(text)
+                saved += len(text) - len(holder[name])
+    return saved
+
+
+def _texts(message: dict[str, Any], content: Any) -> list[tuple[dict[str, Any], str]]:
+    if isinstance(content, str):
+        return [(message, "content")]
+    return [(part, "text") for part in content if part["type"] == "text"]
+
+
+_JSON = 'write JSON, such as [{"role": "user", "content": "…"}]'

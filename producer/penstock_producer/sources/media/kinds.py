@@ -1,0 +1,57 @@
+"""What images and sounds are, by their first bytes. Nothing is decoded here: names and claims of a document do not count."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["AUDIO", "IMAGE", "Kind", "kind_of", "refusal_of"]
+
+IMAGE: Final = "image"
+AUDIO: Final = "audio"
+_LOOKED_AT: Final = 1024  # bytes, for the beginning of an SVG
+
+
+class Kind(NamedTuple):
+    modality: str  # `image` or `audio`
+    name: str  # as in `image/png`, and in the `format` of a sound
+
+
+_STARTS: Final = (
+    (b"\x89PNG\r\n\x1a\n", Kind(IMAGE, "png")),
+    (b"\xff\xd8\xff", Kind(IMAGE, "jpeg")),
+    (b"GIF87a", Kind(IMAGE, "gif")),
+    (b"GIF89a", Kind(IMAGE, "gif")),
+    (b"ID3", Kind(AUDIO, "mp3")),
+    (b"fLaC", Kind(AUDIO, "flac")),
+    (b"OggS", Kind(AUDIO, "ogg")),
+)
+_IN_RIFF: Final = {b"WEBP": Kind(IMAGE, "webp"), b"WAVE": Kind(AUDIO, "wav")}
+_READABLE: Final = {IMAGE: "PNG, JPEG, GIF or WebP", AUDIO: "WAV, MP3, FLAC or Ogg"}
+
+
+def kind_of(data: bytes) -> Kind | None:
+    """None for what models do not take."""
+    for start, kind in _STARTS:
+        if data.startswith(start):
+            return kind
+    if data[:4] == b"RIFF":
+        return _IN_RIFF.get(data[8:12])
+    if (
+        len(data) > 1 and data[0] == 0xFF and data[1] & 0xE6 == 0xE2 and data[1] & 0x18 != 0x08
+    ):  # a frame of MPEG layer III
+        return Kind(AUDIO, "mp3")
+    return None
+
+
+def refusal_of(data: bytes, modality: str) -> tuple[str, str] | None:
+    """What is wrong with these bytes as an image or a sound, and the fix; None where they may be one."""
+    kind = kind_of(data)
+    if kind is not None and kind.modality == modality:
+        return None
+    wanted = _READABLE[modality]
+    if kind is not None:
+        return f"It is {kind.name} ({kind.modality}), and the column holds {modality}s.", f"give {wanted}"
+    if b"<svg" in data[:_LOOKED_AT].lower():
+        return "It is SVG, a program that models do not take.", "convert it to PNG"
+    what = "empty" if not data else f"none of them by its first bytes ({data[:8].hex(' ')})"
+    return f"An {modality} is {wanted}, and this is {what}.", f"convert it to {wanted}"

@@ -1,0 +1,132 @@
+"""The images and sounds of a row as parts of a chat message.
+
+`https://` addresses of images are passed on: the provider fetches them. `data:` addresses, files and objects go into the
+request, if their first bytes are of a kind that models take and they fit the limits. Nothing is decoded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from penstock_producer.errors import seen
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.rows import MISSING_FIELD
+from penstock_producer.sources.forms.row_words import columns_of, meant, too_large
+from penstock_producer.sources.forms.strict_json import RowFault
+from penstock_producer.sources.media.kinds import AUDIO, IMAGE, kind_of, refusal_of
+from penstock_producer.sources.media.places import MediaPlaces
+
+__all__ = ["MediaParts", "media_of"]
+
+MAX_BYTES: Final = 10 * 1024 * 1024  # of one file; providers take 5 to 20 MB
+MAX_ITEMS: Final = 20  # of one row
+MAX_URL_CHARS: Final = 8_192
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}):")
+
+
+class MediaParts:
+    """Puts the images and sounds that a row names behind its text."""
+
+    def __init__(self, images: Sequence[str], sounds: Sequence[str], places: MediaPlaces, max_body_bytes: int) -> None:
+        self._fields = (*((name, IMAGE) for name in images), *((name, AUDIO) for name in sounds))
+        self._places = places
+        self._max_body_bytes = max_body_bytes
+
+    def content(self, text: str, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Raises RowFault."""
+        parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        left = self._max_body_bytes - len(text)
+        for name, modality in self._fields:
+            for where in _named(record, name):
+                if len(parts) > MAX_ITEMS:
+                    raise _invalid(name, where, f"The row has more than {MAX_ITEMS} images and sounds.", "name fewer")
+                parts.append(self._part(where, modality, name, left))
+                left -= _size(parts[-1])
+        return parts
+
+    def _part(self, where: str, modality: str, field: str, left: int) -> dict[str, Any]:
+        found = _SCHEME.match(where)
+        scheme = "" if found is None else found[1].lower()
+        if scheme in ("https", "http"):
+            return _passed_on(where, scheme, modality, field)
+        if scheme and scheme not in ("data", "s3"):
+            fix = "give an https:// address, a path, or s3://bucket/key"
+            raise _invalid(field, where, f"{scheme}: is not read.", fix)
+        most = min(MAX_BYTES, left * 3 // 4)  # base64 has four characters for three bytes
+        if most <= 0:
+            raise too_large(f"more than {self._max_body_bytes} bytes", self._max_body_bytes, field)
+        data = _decoded(where, most, field) if scheme == "data" else self._places.read(where, most, field)
+        refusal = refusal_of(data, modality)
+        kind = kind_of(data)
+        if refusal is not None or kind is None:
+            message, fix = refusal or ("", "")
+            raise _invalid(field, where, message, fix)
+        text = base64.b64encode(data).decode()
+        if modality == AUDIO:
+            return {"type": "input_audio", "input_audio": {"data": text, "format": kind.name}}
+        return {"type": "image_url", "image_url": {"url": f"data:image/{kind.name};base64,{text}"}}
+
+
+def media_of(spec: JobSpec, places: MediaPlaces | None, max_body_bytes: int) -> MediaParts | None:
+    """What reads the images and sounds of a job's rows; None for a job without. No ``places``: addresses only."""
+    if not spec.image_fields and not spec.audio_fields:
+        return None
+    return MediaParts(spec.image_fields, spec.audio_fields, places or MediaPlaces(), max_body_bytes)
+
+
+def _named(record: Mapping[str, Any], name: str) -> Iterator[str]:
+    """The paths and addresses in a column: one text, or a list of texts; an empty one names nothing."""
+    value = record.get(name)
+    if value is None:
+        what = "is null in" if name in record else "is missing from"
+        raise RowFault(
+            MISSING_FIELD, f"The column {name!r} {what} this row.",
+            fix=f"{meant(name, record)}fill it; an empty text or list means none; columns here: {columns_of(record)}",
+            field=name,
+        )  # fmt: skip
+    for one in value if isinstance(value, list) else [value]:
+        if not isinstance(one, str):
+            raise _invalid(name, one, "It is no text.", "write a path or an address, or a list of them")
+        if one:
+            yield one
+
+
+def _passed_on(url: str, scheme: str, modality: str, field: str) -> dict[str, Any]:
+    if modality == AUDIO:
+        fix = "give a path: it goes into the request"
+        raise _invalid(field, url, "A request carries sounds themselves, no addresses of them.", fix)
+    try:
+        parts = urlsplit(url)
+        usable = bool(parts.hostname) and parts.username is None and url.isprintable() and " " not in url
+    except ValueError:  # brackets that are no address
+        usable = False
+    if scheme != "https" or not usable or len(url) > MAX_URL_CHARS:
+        fix = f"write https://host/path, of at most {MAX_URL_CHARS} characters, without a password"
+        raise _invalid(field, url, "Providers cannot fetch this address.", fix)
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _decoded(url: str, most: int, field: str) -> bytes:
+    head, comma, text = url.partition(",")
+    if not comma or "base64" not in head.lower().split(";"):
+        raise _invalid(field, url, "It holds no base64.", "write data:image/png;base64,…")
+    if len(text) // 4 * 3 > most + 2:
+        raise too_large(f"an image or sound of {len(text)} characters", most, field)
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise _invalid(field, url, "It holds no base64.", "write it without line breaks") from None
+
+
+def _size(part: Mapping[str, Any]) -> int:
+    inside = part[part["type"]]
+    return len(inside.get("data") or inside.get("url") or "")
+
+
+def _invalid(field: str, value: Any, message: str, fix: str) -> RowFault:
+    return RowFault("media_invalid", message, fix=fix, field=field, value=seen(value))

@@ -1,0 +1,1 @@
+"""Folders and prefixes whose files are one document each."""

@@ -1,0 +1,148 @@
+"""Whether a table that is there can take a job's rows, and by which columns. Asked before the job starts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, Inspector, text
+from sqlalchemy.exc import SAWarning
+from sqlalchemy.types import Boolean, Date, DateTime, Float, Integer, Interval, Numeric, Time
+
+from penstock_producer.errors import SinkUnfit
+from penstock_producer.tables import pgvector
+from penstock_producer.tables.columns import Kind, Table
+from penstock_producer.tables.statements import ID, Statements, Target
+
+__all__ = ["Fit", "fit_of"]
+
+_PGVECTOR: Final = ("vector", "halfvec")
+_NEVER_NULL: Final = {ID, "status", "cost_usd", "latency_ms", "attempts", "generation"}
+_TIMES: Final = (Date, DateTime, Time, Interval)
+# Types of SQL that cannot take a kind, as far as reflection tells them; the database has the last word before the job starts.
+_UNFIT: Final[dict[Kind, tuple[type[Any], ...]]] = {
+    "text": (Integer, Numeric, Float, Boolean, *_TIMES),
+    "integer": (Boolean, *_TIMES),
+    "number": (Integer, Boolean, *_TIMES),
+    "boolean": (Numeric, Float, *_TIMES),
+    "vector": (Integer, Numeric, Float, Boolean, *_TIMES),
+    "vectors": (Integer, Numeric, Float, Boolean, *_TIMES),
+}
+_TYPES_IN_POSTGRESQL: Final = text(
+    "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute"
+    " WHERE attrelid = to_regclass(:named) AND attnum > 0 AND NOT attisdropped"
+)
+
+
+class Fit(NamedTuple):
+    """How rows go into the table."""
+
+    targets: Sequence[Target]  # the id's is the last
+    updates_only: bool  # rows can be changed, but none added: the table has values of its own that results have not
+    unsized: Target | None  # a column of pgvector that gets its size from the first vector
+
+
+class _Table(NamedTuple):
+    named: str
+    id_column: str
+    columns: Mapping[str, Any]  # as SQLAlchemy reflects them
+    is_sqlite: bool
+
+    def unfit(self, message: str) -> SinkUnfit:
+        return SinkUnfit(f"table {self.named} {message}")
+
+
+def fit_of(
+    connection: Connection, found: Inspector, statements: Statements, named: str, id_column: str, table: Table
+) -> Fit:
+    """Raises SinkUnfit, which names the column and what to change."""
+    is_sqlite = connection.dialect.name == "sqlite"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SAWarning)  # of types that SQLAlchemy does not know, such as pgvector's
+        there = {column["name"]: column for column in found.get_columns(statements.name, statements.schema)}
+    types = {} if is_sqlite else {row[0]: row[1] for row in _types(connection, statements)}
+    existing = _Table(named, id_column, there, is_sqlite)
+    names = _names(existing, table)
+    _refuse_types(existing, table, names)
+    if [id_column] not in _keys(found, statements):
+        raise existing.unfit(f"has no primary key or unique constraint on {id_column!r} alone: add one")
+    targets = [Target(at, names[at], types.get(names[at], "")) for at in names if table.columns[at].name != ID]
+    targets.append(Target(0, id_column, types.get(id_column, "")))
+    unsized = None
+    for target in targets:
+        if target.type in _PGVECTOR and table.columns[target.at].kind == "vector":
+            _refuse_size(connection, existing, statements, table, target)
+            if pgvector.waits_for_size(connection, statements.place, target.name):
+                unsized = target
+    return Fit(targets, _has_own_values(existing, names), unsized)
+
+
+def _names(existing: _Table, table: Table) -> dict[int, str]:
+    """Place in a row -> the column of the table that takes it."""
+    at_id = next(at for at, column in enumerate(table.columns) if column.name == ID)
+    assert at_id == 0, "the id is the first column"
+    names = {
+        at: column.name
+        for at, column in enumerate(table.columns)
+        if at != at_id and column.name in existing.columns and column.name != existing.id_column
+    }
+    if existing.id_column not in existing.columns or not names:
+        others = ", ".join(sorted(column.name for column in table.columns if column.name != ID))
+        raise existing.unfit(
+            f"has no column {existing.id_column!r} and one of {others}: add them, name another table, or say with --into-id "
+            "which column names the document"
+        )
+    return {at_id: existing.id_column} | names
+
+
+def _has_own_values(existing: _Table, names: Mapping[int, str]) -> bool:
+    """Whether a column that results do not have must not be null, and has no value by itself."""
+    return any(
+        name not in names.values()
+        and not column["nullable"]
+        and column.get("default") is None
+        and not (column.get("identity") or column.get("computed"))
+        and not (existing.is_sqlite and column.get("primary_key"))
+        for name, column in existing.columns.items()
+    )
+
+
+def _refuse_types(existing: _Table, table: Table, names: Mapping[int, str]) -> None:
+    for at, name in names.items():
+        kind, there = table.columns[at].kind, existing.columns[name]
+        if table.columns[at].name not in _NEVER_NULL and not there["nullable"]:
+            raise existing.unfit(
+                f"has a column {name!r} that must not be null, and some results have none there: allow null, or name "
+                "another table"
+            )
+        if table.columns[at].name != ID and isinstance(there["type"], _UNFIT[kind]):
+            raise existing.unfit(
+                f"has a column {name!r} of type {there['type']}, and results have {kind} there: change the type, "
+                "rename the column, or name another table"
+            )
+
+
+def _refuse_size(
+    connection: Connection, existing: _Table, statements: Statements, table: Table, target: Target
+) -> None:
+    size = pgvector.size_of(connection, statements.place, target.name)
+    if size is not None and table.dimensions is not None and size != table.dimensions:
+        raise existing.unfit(
+            f"has a column {target.name!r} for vectors of {size} numbers, and the job asks for {table.dimensions} "
+            "(dimensions): change one of them"
+        )
+
+
+def _types(connection: Connection, statements: Statements) -> Sequence[Any]:
+    return connection.execute(_TYPES_IN_POSTGRESQL, {"named": statements.place}).all()
+
+
+def _keys(found: Inspector, statements: Statements) -> list[Sequence[str | None]]:
+    where = (statements.name, statements.schema)
+    keys: list[Sequence[str | None]] = [[*found.get_pk_constraint(*where)["constrained_columns"]]]
+    keys += [[*one["column_names"]] for one in found.get_unique_constraints(*where)]
+    # Of SQLite also those that it has made for UNIQUE beside a column.
+    made: dict[str, Any] = {"include_auto_indexes": True} if found.dialect.name == "sqlite" else {}
+    keys += [one["column_names"] for one in found.get_indexes(*where, **made) if one["unique"]]
+    return keys

@@ -1,0 +1,61 @@
+"""The step of a feed: how much of the job's room it fills, alone or beside the other shards of its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from penstock_ledger import LiveFeed
+from penstock_ledger.model import Job
+from penstock_workers.control.counters import Counters
+from penstock_workers.control.feeds.even import room_of
+from penstock_workers.control.feeds.feed_windows import FeedWindows
+from penstock_workers.control.feeds.leadership import LedFeed
+from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.job.limits import JobLimits
+
+FEED_MAX = 5_000  # documents published per job and round, so that no job holds up the others for long
+
+
+class Part(NamedTuple):
+    """Of what a job may add in a round."""
+
+    place: int  # from 0, among those that share the room
+    of: int
+    led_here: int  # of them, by this process
+
+
+WHOLE = Part(0, 1, 1)
+
+
+class Feeding:
+    """Belongs to the control thread. What it raises is what ``Feeder.step`` raises."""
+
+    def __init__(self, windows: FeedWindows, limits: JobLimits, specs: Specs, counters: Counters) -> None:
+        self._windows = windows
+        self._limits = limits
+        self._specs = specs
+        self._counters = counters
+
+    def parts(self, job: Job, feed: LiveFeed, led: Sequence[LedFeed]) -> Iterator[tuple[LedFeed, Part]]:
+        """The shards of ``feed`` that are ``led`` here, and the part of each; those that have no leader now have none."""
+        here = {shard.feeder.feed.shard: shard for shard in led}
+        sharing = [shard.feed.shard for shard in feed.shards if not shard.free or shard.feed.shard in here]
+        if self._specs.of(job).budget_usd is not None:  # what it still pays for is known to one process
+            sharing = [shard.feed.shard for shard in feed.shards[:1]]
+        for place, number in enumerate(sharing):
+            if number in here:
+                yield here[number], Part(place, len(sharing), len(here))
+
+    def feed(self, job: Job, led: LedFeed, part: Part = WHOLE) -> None:
+        feeder = led.feeder
+        room, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation, ordered=feeder.ordered)
+        documents = self._limits.within_budget(job, room_of(part.place, part.of, room))
+        if documents:
+            fed = feeder.step(min(documents, max(1, FEED_MAX // part.led_here)))
+            self._windows.note_fed(job, fed.published)
+            self._counters.add("fed", self._specs.of(job).lane, fed.published)
+
+    def look(self, job: Job, led: LedFeed) -> None:
+        """For a feed whose shards are read apart from it: what it publishes again goes where they publish."""
+        _, led.feeder.urgent = self._windows.for_feed(job, led.feeder.feed.generation)

@@ -1,0 +1,137 @@
+"""Where a job's results go in a fleet: what grows while it runs, and what is written before it is called complete.
+
+A pass that fails is tried again, later and later, and the job runs on meanwhile. It is paused with the reason where trying again
+cannot help, and at its end where that did not help; once it is resumed it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from penstock_ledger import PlaceLost
+from penstock_ledger.model import Job
+from penstock_producer.errors import ProducerError, SinkTaken, SinkUnfit
+from penstock_producer.job.spec import JobSpec
+from penstock_workers.control.job.background import Background, Key
+
+log = logging.getLogger(__name__)
+
+PASS_EVERY_S: Final = 5.0  # of what grows; each pass that finds news is a few transactions
+PASSES_AT_ONCE: Final = 4  # one database that hangs holds up one of them
+FILES_AT_ONCE: Final = 1  # each has some buffers in memory
+TRIES: Final = 8  # in a row, at the end of a job: six minutes with the pauses between them
+RETRY_BASE_S: Final = 5.0
+RETRY_CAP_S: Final = 120.0
+
+
+class Sink(Protocol):
+    """``write`` runs in a thread of its own, one at a time for each job; calling it again does nothing twice."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is written while the job runs."""
+        ...
+
+    def is_wanted(self, spec: JobSpec) -> bool: ...
+
+    def write(self, job: Job, spec: JobSpec, *, whole: bool) -> None:
+        """What is new, or everything: then all outcomes of the job are there."""
+        ...
+
+    def forget(self, job_id: str) -> None: ...
+
+
+class SinkGivenUp(ProducerError):
+    """A job's results cannot be written, as far as can be seen from here."""
+
+
+@dataclass
+class _Progress:
+    """Of one sink of one job."""
+
+    next_at: float = 0.0  # monotonic: of the next pass while the job runs
+    not_before: float = 0.0  # monotonic: after a failure
+    failures: int = 0  # in a row
+    begun_whole: bool = False
+    is_whole: bool = False
+
+
+class JobSinks:
+    """Belongs to the control thread of the process that leads the job's last generation."""
+
+    def __init__(
+        self, sinks: Sequence[Sink], on_ended: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sinks = sinks
+        self._passes = Background(PASSES_AT_ONCE, on_ended)
+        self._files = Background(FILES_AT_ONCE, on_ended)
+        self._progress: dict[Key, _Progress] = {}
+        self._clock = clock
+
+    def look(self, job: Job, spec: JobSpec) -> None:
+        """The job runs: begin the passes that are due. Raises SinkGivenUp."""
+        for sink in self._sinks:
+            if sink.grows and sink.is_wanted(spec):
+                self._turn(sink, job, spec, whole=False)
+
+    def written(self, job: Job, spec: JobSpec) -> bool:
+        """All outcomes are there: True once every sink has them. Raises SinkGivenUp."""
+        wanted = [sink for sink in self._sinks if sink.is_wanted(spec)]
+        turns = [self._turn(sink, job, spec, whole=True) for sink in wanted]  # each begins, whatever others do
+        return all(turns)
+
+    def keep_only(self, live: Collection[str]) -> None:
+        """Forget jobs that have ended."""
+        for key in [key for key in self._progress if key.job_id not in live]:
+            del self._progress[key]
+            for sink in self._sinks:
+                sink.forget(key.job_id)
+        self._passes.keep_only(live)
+        self._files.keep_only(live)
+
+    def _turn(self, sink: Sink, job: Job, spec: JobSpec, *, whole: bool) -> bool:
+        key = Key(job.job_id, job.generation, sink.name)
+        progress = self._progress.setdefault(key, _Progress())
+        if progress.is_whole:
+            return True
+        work = self._passes if sink.grows else self._files
+        if self._has_ended(work, key, progress):
+            progress.failures = 0
+            progress.next_at = self._clock() + PASS_EVERY_S
+            progress.is_whole = progress.begun_whole
+        if progress.is_whole:
+            return True
+        due = progress.not_before if whole else max(progress.not_before, progress.next_at)
+        if self._clock() >= due and work.start(key, lambda: sink.write(job, spec, whole=whole)):
+            if whole and not progress.begun_whole:
+                progress.failures = 0
+            progress.begun_whole = whole
+        return False
+
+    def _has_ended(self, work: Background, key: Key, progress: _Progress) -> bool:
+        """Whether a pass has just ended well. Raises SinkGivenUp."""
+        try:
+            return work.ended(key)
+        except SinkTaken as error:
+            log.info("job %s: %s", key.job_id, error)
+            progress.not_before = self._clock() + PASS_EVERY_S
+            return False
+        except Exception as error:
+            progress.failures += 1
+            if isinstance(error, SinkUnfit | PlaceLost) or (progress.begun_whole and progress.failures >= TRIES):
+                del self._progress[key]  # once the job is resumed it begins anew
+                raise SinkGivenUp(f"results_not_written: {error}") from error
+            wait_s = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** (progress.failures - 1))
+            progress.not_before = self._clock() + wait_s
+            log.warning(
+                "job %s: results could not be written (%s), tried again in %.0f s: %s: %s",
+                key.job_id, key.sink, wait_s, type(error).__name__, error,
+            )  # fmt: skip
+            return False

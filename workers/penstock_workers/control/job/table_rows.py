@@ -1,0 +1,66 @@
+"""Rows of a job in a table of a database, as its option `into` says: while the job runs, and whole at its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from penstock_ledger import Database, PlaceLost
+from penstock_ledger.model import Job
+from penstock_producer.errors import SinkTaken, SinkUnfit
+from penstock_producer.job.sinks import into_url
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.tables.database import TableSink
+from penstock_producer.tables.reading import Reading
+
+log = logging.getLogger(__name__)
+
+
+class TableRows:
+    """One pass writes what is new. The place in the table goes with the rows, so passes may be repeated and taken over."""
+
+    grows = True
+    name = "into"
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._places: dict[str, str | None] = {}  # of jobs that are led here: up to where the table has them
+
+    def is_wanted(self, spec: JobSpec) -> bool:
+        return spec.into is not None
+
+    def write(self, job: Job, spec: JobSpec, *, whole: bool) -> None:
+        """Raises SinkError and OutcomesHeldBack."""
+        if job.job_id in self._places and not whole and self._has_nothing_new(job):
+            return
+        assert spec.into is not None, "a job without a table has no passes"
+        sink = TableSink(
+            into_url(spec.into, os.environ), spec.into_table or "", Reading(self._database, job).table,
+            id_column=spec.into_id,
+        )  # fmt: skip
+        try:
+            sink.prepare()
+            reading = Reading(self._database, job, sink.place(job.job_id), whole=whole)
+            filled = sink.write(job.job_id, reading)
+            self._places[job.job_id] = reading.cursor
+        except SinkTaken:
+            self._places.pop(job.job_id, None)  # the other process has moved it
+            raise
+        except PlaceLost:
+            raise SinkUnfit(
+                f"table {spec.into_table} has a place that job {job.job_id} does not have in this ledger, which was copied or "
+                f"restored: to write all of it again, delete the job's row in the table penstock_progress beside it"
+            ) from None
+        finally:
+            sink.close()
+        if filled.missing:
+            log.warning(
+                "job %s: %d documents have no row in table %s, and it takes no others: it has columns that must not be null",
+                job.job_id, filled.missing, spec.into_table,
+            )  # fmt: skip
+
+    def forget(self, job_id: str) -> None:
+        self._places.pop(job_id, None)
+
+    def _has_nothing_new(self, job: Job) -> bool:
+        return next(iter(Reading(self._database, job, self._places[job.job_id])), None) is None

@@ -1,0 +1,150 @@
+"""Asking an item once more within its attempt: the model whose answer the schema refused, or the next model of `fallback`.
+
+No retry: the item keeps its slot, and the request goes through the quota as any other, is counted and paid for. Its start is
+counted anew, so that it ends where a pause or the budget stops its job. How often it was asked again travels with its message;
+the conversation does not, so a worker that dies over it makes the item start from its own request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from penstock_producer.job.endpoints import CHAT
+from penstock_workers.item.answer import excerpt
+from penstock_workers.item.attempt import Attempt, JobView
+from penstock_workers.item.failures import Failure, RefusedAnswer
+from penstock_workers.item.outcome import Dead, Retry
+from penstock_workers.item.run.fates import decide
+from penstock_workers.item.run.retry_policy import RetryPolicy
+from penstock_workers.item.settling.rows import RESPONSE_EXCERPT_BYTES
+from penstock_workers.item.spent import Spent
+from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
+
+REPAIR = Spent(repairs=1)
+FALLBACK = Spent(fallbacks=1)
+# What a provider says against the conversation, which is longer than the document's own request: that is not at fault.
+_OF_THE_CONVERSATION = frozenset({"bad_request", "context_overflow", "request_too_large", "unprocessable"})
+
+
+def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bool:
+    """Choose the next request of an item that failed; False where ``failure`` stands."""
+    body = _repair(attempt, failure)
+    if body is not None:
+        return _next(attempt, body, REPAIR)
+    view = attempt.job.fallback
+    if view is None or failure.name not in attempt.job.spec.falls_back_on:
+        return False
+    if not isinstance(decide(attempt, failure, policy), Dead):
+        return False
+    _leave_model(attempt, view)
+    attempt.first_body = with_model(_first(attempt), view.spec.model)
+    return _next(attempt, attempt.first_body, FALLBACK)
+
+
+def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
+    """Before its first request: the model that earlier attempts came to; while its provider is down, the next of one that is
+    not. Each model is given up once, however often its steps are taken."""
+    while attempt.models_left < attempt.spent_in_all.fallbacks and attempt.job.fallback is not None:
+        _leave_model(attempt, attempt.job.fallback)
+    for _ in range(_models_down(attempt.job, is_down)):
+        assert attempt.job.fallback is not None, "they were counted"
+        _leave_model(attempt, attempt.job.fallback)
+        attempt.spent = attempt.spent.plus(FALLBACK)
+    if attempt.models_left:
+        attempt.body = with_model(attempt.body, attempt.job.spec.model)
+
+
+def instead_of(attempt: Attempt, before: Failure, error: BaseException, policy: RetryPolicy) -> Failure:
+    """What the item comes to whose next request was not sent. Raises TurnedAway where that is no failure.
+
+    Answers were paid for, so it ends in an outcome that keeps their price in the books: another attempt, where whatever
+    stopped this one is found again.
+    """
+    outcome = outcome_of(error) if isinstance(error, Exception) else None
+    name = failure_of(error).name if outcome is None and isinstance(error, Exception) else ""
+    if isinstance(outcome, Dead):
+        name = outcome.letter.reason
+    if name in _OF_THE_CONVERSATION:
+        return stands(before, name)
+    if isinstance(outcome, Dead):
+        raise error
+    wait_s = policy.wait_s(attempt.retries, None)
+    raise TurnedAway(Retry(wait_s, f"{before.name}: {before.detail}", counted=False)) from error
+
+
+def after(before: Failure, now: Failure) -> Failure:
+    """What two failures in a row come to: a conversation that is refused leaves the mismatch as it was."""
+    if before.refused is not None and now.name in _OF_THE_CONVERSATION:
+        return stands(before, now.name)
+    return now
+
+
+def stands(before: Failure, now: str) -> Failure:
+    return Failure(before.name, f"{before.detail}; asking again failed: {now}", before.status, final=True)
+
+
+def let_go(attempt: Attempt) -> None:
+    """Of the answer that is refused: of a large one only the beginning is kept, and its room is given back."""
+    attempt.last_answer = excerpt(attempt.last_answer, RESPONSE_EXCERPT_BYTES)
+    if attempt.room is not None:
+        attempt.room.release()
+
+
+def with_model(body: bytes, model: str | None) -> bytes:
+    return orjson.dumps({**orjson.loads(body), "model": model})
+
+
+def _leave_model(attempt: Attempt, following: JobView) -> None:
+    provider = attempt.job.spec.provider
+    if provider != following.spec.provider and attempt.calls:
+        calls, spent = attempt.calls, attempt.spent
+        for _, sent, used in attempt.elsewhere:
+            calls, spent = calls - sent, spent.minus(used)
+        attempt.elsewhere += ((provider, calls, spent),)
+    attempt.job = following
+    attempt.models_left += 1
+
+
+def _models_down(view: JobView, is_down: Callable[[str], bool]) -> int:
+    """How many models from here on have a provider whose breaker is open, before one that has not; 0 where all have."""
+    following: JobView | None = view
+    down = 0
+    while following is not None and is_down(following.spec.provider):
+        following, down = following.fallback, down + 1
+    return 0 if following is None else down
+
+
+def _repair(attempt: Attempt, failure: Failure) -> bytes | None:
+    """The conversation that shows the model its answer and what is wrong; None where that is not to be."""
+    if failure.refused is None or attempt.job.spec.endpoint != CHAT or attempt.repairs_left <= 0:
+        return None
+    request = orjson.loads(_first(attempt))
+    messages = request.get("messages")
+    if not isinstance(messages, list):
+        return None  # the provider has taken it, whatever it is
+    request["messages"] = [*messages, *_messages(failure.refused)]
+    return orjson.dumps(request)
+
+
+def _messages(refused: RefusedAnswer) -> list[dict[str, Any]]:
+    told = {
+        "role": "user",
+        "content": f"Your answer does not fulfil the JSON schema that it must follow. At {refused.rule}. "
+        "Answer again with the corrected JSON only, without any other text.",
+    }
+    return [{"role": "assistant", "content": refused.answer}, told] if refused.answer else [told]
+
+
+def _first(attempt: Attempt) -> bytes:
+    """The request without the conversation about earlier answers: only the last answer is shown."""
+    return attempt.first_body if attempt.first_body is not None else attempt.body
+
+
+def _next(attempt: Attempt, body: bytes, used: Spent) -> bool:
+    attempt.first_body = _first(attempt)
+    attempt.next_body = body
+    attempt.spent = attempt.spent.plus(used)
+    return True

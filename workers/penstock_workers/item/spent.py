@@ -1,0 +1,43 @@
+"""What was used up on an item: tokens and money, and the ways in which it was asked once more."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MOST_SPENT = 10**15  # of one item: what a message says beyond that is not believed
+_SUMS = 3  # of the header in every message; repairs and fallbacks follow where there are any
+
+
+class Spent(NamedTuple):
+    """By answers, whether the job accepted them or not."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_microusd: int = 0
+    repairs: int = 0  # requests that showed the model what was wrong with its answer
+    fallbacks: int = 0  # models that were given up; the next of the job's `fallback` is asked
+
+    def plus(self, other: Spent) -> Spent:
+        return Spent(*(one + another for one, another in zip(self, other, strict=True)))
+
+    def minus(self, other: Spent) -> Spent:
+        return Spent(*(one - another for one, another in zip(self, other, strict=True)))
+
+    @property
+    def as_header(self) -> tuple[int, ...]:
+        """As a message carries it: workers of earlier releases know the three sums alone."""
+        return self if self.repairs or self.fallbacks else self[:_SUMS]
+
+
+NOTHING_SPENT = Spent()
+
+
+def spent_before(header: object) -> Spent:
+    """What the header of a message says that earlier attempts used up; headers come from outside."""
+    if not isinstance(header, list) or len(header) not in (_SUMS, len(NOTHING_SPENT)) or not all(map(_is_sum, header)):
+        return NOTHING_SPENT
+    return Spent(*header)
+
+
+def _is_sum(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MOST_SPENT
