@@ -8,6 +8,7 @@ ENGINES ?= .venv-engines
 DEMO ?= demo
 DEMO_DOCS ?= 3000
 EMBED_VENV ?= .venv-embed
+AIRFLOW ?= .venv-airflow
 TEST_PROCESSES ?= 2
 
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -16,7 +17,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm chart check monitoring format bench bench-vllm soak clean
+.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm test-airflow chart check monitoring format bench bench-vllm soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +46,7 @@ demo-clean: ## remove the files of the demos, so that the next one starts from n
 	rm -rf $(DEMO) $(DEMO)-embed
 
 test: $(STAMP) ## run every test that CI runs, two at a time
-	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images"
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images and not airflow"
 
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
@@ -67,6 +68,15 @@ $(ENGINES)/.installed: pyproject.toml constraints.txt
 	@$(ENGINES)/bin/python $(INSTALL) --group engines
 	@$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@$(ENGINES)/bin/python $(INSTALL) --editable '.[all]' --group dev
+	@touch $@
+
+test-airflow: $(AIRFLOW)/.installed ## run the operator in a real Airflow, in an environment of its own (its pins are not those of the tests)
+	@$(AIRFLOW)/bin/python -m pytest -q -m airflow tests/orchestrators
+
+$(AIRFLOW)/.installed: pyproject.toml
+	@echo "Setting up $(AIRFLOW) with Airflow (two minutes, once)"
+	$(call make_venv,$(AIRFLOW))
+	@$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[worker,embedded]' --group airflow
 	@touch $@
 
 chart: $(STAMP) ## renew the chart's golden file and its table of values (look at the diff)
@@ -98,4 +108,4 @@ soak: $(STAMP) ## run every fault of tests/fault_table.py on both databases, and
 	@$(BIN)/python -m pytest -q -m soak
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(AIRFLOW) $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

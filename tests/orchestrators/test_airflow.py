@@ -49,9 +49,9 @@ def airflow(fleet: Fleet) -> dict[str, str]:
     home = fleet.folder / "home"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "AIRFLOW"))}
     environment |= {
-        "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__CORE__DAGS_FOLDER": str(fleet.folder / "dags"),
-        "AIRFLOW__CORE__UNIT_TEST_MODE": "False", "PENSTOCK_DATABASE_URL": fleet.database_url,
-        "PENSTOCK_CONFIG": str(fleet.folder / "settings.toml"),
+        "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__DAGS_FOLDER": str(fleet.folder / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+        "PENSTOCK_DATABASE_URL": fleet.database_url, "PENSTOCK_CONFIG": str(fleet.folder / "settings.toml"),
     }  # fmt: skip
     (fleet.folder / "dags").mkdir()
     migrate = [sys.executable, "-m", "airflow", "db", "migrate"]

@@ -8,6 +8,8 @@ processes of Airflow: PENSTOCK_DATABASE_URL or penstock.toml, in workers and tri
 trigger's row.
 """
 
+# pyright: reportMissingImports=false
+# Airflow is not among the packages of the tests: `make test-airflow` has it.
 from __future__ import annotations
 
 import asyncio
@@ -19,9 +21,14 @@ from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from penstock_ledger.errors import DatabaseUnavailable
-from penstock_producer import AsyncProducer, JobNotFound, Producer, SourceUnavailable
-from penstock_producer.errors import PenstockError
+from penstock_producer import (
+    AsyncProducer,
+    DatabaseUnavailable,
+    JobNotFound,
+    PenstockError,
+    Producer,
+    SourceUnavailable,
+)
 from penstock_producer.integrations.summary import POLL_S, failure_of, summary_of
 
 __all__ = ["PenstockJobOperator", "PenstockJobTrigger"]

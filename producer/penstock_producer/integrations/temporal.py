@@ -21,9 +21,9 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from penstock_ledger.errors import DatabaseUnavailable
+from penstock_ledger.errors import DatabaseUnavailable, PenstockError
 from penstock_producer.async_producer import AsyncProducer
-from penstock_producer.errors import PenstockError, SourceUnavailable
+from penstock_producer.errors import SourceUnavailable
 from penstock_producer.integrations.summary import POLL_S, failure_of, summary_of
 from penstock_producer.settings import ProducerSettings
 
