@@ -29,7 +29,6 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result, Shard
 from penstock_ledger.vectors import Vectors
-from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
 from penstock_producer.estimates import Estimate
@@ -57,6 +56,7 @@ from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.sources.texts.segments import NEWEST as NEWEST_TEXT
 from penstock_producer.sources.texts.segments import SEGMENTS
 from penstock_producer.survey import Survey, survey
+from penstock_producer.tables.cursors import Committed, place_in
 from penstock_producer.tally import PREPARED
 
 if TYPE_CHECKING:
@@ -394,7 +394,7 @@ class Producer:
         self._check_estimate(spec, found.estimate)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._database.is_sqlite)
-        shards = found.marks.split(found.total, plan.feeders)
+        shards = found.split_points.split(found.total, plan.feeders)
         return self._create(
             spec, found.pin, found.total, job_key, refusals, started_by=started_by, shards=shards, keys=keys
         )
