@@ -1,13 +1,15 @@
-"""Which names of sources are databases. Light to import, as a command line asks before anything else."""
+"""How databases are named that rows are read from or written into. Light to import: a command line asks before anything else."""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Final
 
-__all__ = ["BY_VARIABLE", "in_folder", "is_database"]
+__all__ = ["BY_VARIABLE", "in_folder", "is_database", "variable_in"]
 
 BY_VARIABLE: Final = "env:"  # a variable that holds the URL
+_VARIABLE: Final = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]{0,127})", re.ASCII)
 _SQLITE: Final = "sqlite:///"
 _DIALECTS: Final = frozenset({
     "sqlite", "postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle", "duckdb", "snowflake", "bigquery", "redshift",
@@ -19,6 +21,12 @@ def is_database(where: str) -> bool:
     """Whether this names a database, and neither a file nor an object. Not every one is read."""
     scheme, separator, _ = where.partition("://")
     return where.startswith(BY_VARIABLE) or (separator != "" and scheme.partition("+")[0] in _DIALECTS)
+
+
+def variable_in(where: str) -> str | None:
+    """The variable that `env:NAME` names; None where this is no such name."""
+    found = _VARIABLE.fullmatch(where)
+    return None if found is None else found[1]
 
 
 def in_folder(where: str, folder: str) -> str:

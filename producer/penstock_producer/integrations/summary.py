@@ -1,4 +1,4 @@
-"""What an orchestrator is told of a job that has ended."""
+"""What an orchestrator gets to know of a job that has ended."""
 
 from __future__ import annotations
 

@@ -8,9 +8,8 @@ from typing import Any, Final
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
-from penstock_ledger.redaction import HIDDEN, redact, remember_url
+from penstock_ledger.redaction import HIDDEN, is_secret_option, redact, remember_url
 from penstock_producer.errors import SinkUnfit
-from penstock_producer.job.sinks import is_secret_option
 from penstock_producer.tables.csv_form import vector_text
 
 __all__ = ["for_postgresql", "for_sqlite", "opened", "quoted", "shown_url"]
