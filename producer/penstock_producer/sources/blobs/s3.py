@@ -66,6 +66,7 @@ class S3Object:
             offset += len(chunk)
 
     def read(self, offset: int, length: int) -> bytes:
+        """Bytes of the object. Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
         pin = self.pin()
         etag = pin["etag"]
         if offset + length > int(pin["size"]):

@@ -58,6 +58,7 @@ class StoreObject:
             offset += len(chunk)
 
     def read(self, offset: int, length: int) -> bytes:
+        """Bytes of the object. Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
         import obstore
 
         pin = self.pin()
