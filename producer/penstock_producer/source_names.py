@@ -6,11 +6,14 @@ import os
 import re
 from typing import Final
 
-__all__ = ["BY_VARIABLE", "in_folder", "is_database", "variable_in"]
+__all__ = ["BY_VARIABLE", "POSTGRESQL", "SQLITE", "in_folder", "is_database", "variable_in"]
 
 BY_VARIABLE: Final = "env:"  # a variable that holds the URL
+# Schemes of the two databases that are read and written, as SQLAlchemy names their drivers.
+SQLITE: Final = ("sqlite", "sqlite+pysqlite")
+POSTGRESQL: Final = ("postgresql", "postgres", "postgresql+psycopg")
 _VARIABLE: Final = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]{0,127})", re.ASCII)
-_SQLITE: Final = "sqlite:///"
+_FILE: Final = "sqlite:///"
 _DIALECTS: Final = frozenset({
     "sqlite", "postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle", "duckdb", "snowflake", "bigquery", "redshift",
     "clickhouse", "trino", "cockroachdb",
@@ -31,5 +34,5 @@ def variable_in(where: str) -> str | None:
 
 def in_folder(where: str, folder: str) -> str:
     """The name of a database that a file in ``folder`` has: a file of SQLite counts from there."""
-    path = where.removeprefix(_SQLITE)
-    return _SQLITE + os.path.join(os.path.abspath(folder), path) if path != where else where
+    path = where.removeprefix(_FILE)
+    return _FILE + os.path.join(os.path.abspath(folder), path) if path != where else where

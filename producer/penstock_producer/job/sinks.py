@@ -12,11 +12,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 from penstock_ledger.redaction import is_secret_option, looks_secret, remember_url
 from penstock_producer.errors import Problem, SinkUnfit
-from penstock_producer.source_names import BY_VARIABLE, variable_in
+from penstock_producer.source_names import BY_VARIABLE, POSTGRESQL, SQLITE, variable_in
 
 __all__ = ["into_problem", "into_url", "sink_problems"]
 
-SCHEMES: Final = ("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg")
+SCHEMES: Final = (*SQLITE, *POSTGRESQL)
 MAX_CHARS: Final = 2_000
 _HAS_ONE: Final = "the URL holds a password (it is not shown), and a job is stored and shown"
 _OTHER_WAYS: Final = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from penstock_ledger.redaction import is_secret_option, remember, remember_url
 from penstock_producer.errors import SourceError, SourceUnavailable, seen
 from penstock_producer.settings import variable
-from penstock_producer.source_names import BY_VARIABLE, variable_in
+from penstock_producer.source_names import BY_VARIABLE, POSTGRESQL, SQLITE, variable_in
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["KIND", "Address", "address_of", "whole"]
 
 KIND: Final = "table"  # of a pin
-
-_SQLITE: Final = ("sqlite", "sqlite+pysqlite")
-_POSTGRESQL: Final = ("postgresql", "postgres", "postgresql+psycopg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ def _addressed(name: str | None, given: str) -> Address:
             "export WAREHOUSE_URL=postgresql://… and name the source env:WAREHOUSE_URL, or put the password into PGPASSWORD "
             "or ~/.pgpass",
         )
-    return _sqlite(name, url, shown) if url.drivername in _SQLITE else _postgresql(name, url, shown)
+    return _sqlite(name, url, shown) if url.drivername in SQLITE else _postgresql(name, url, shown)
 
 
 def _sqlite(name: str | None, url: URL, shown: str) -> Address:
@@ -102,7 +99,7 @@ def _sqlite(name: str | None, url: URL, shown: str) -> Address:
 
 
 def _postgresql(name: str | None, url: URL, shown: str) -> Address:
-    if url.drivername not in _POSTGRESQL:
+    if url.drivername not in POSTGRESQL:
         raise SourceError(
             "unsupported_source",
             f"{shown}: tables are read from postgresql:// and sqlite://; write those of {url.drivername} into a Parquet or "
