@@ -13,16 +13,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from importlib import metadata, util
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.ground import ROOT, GroundError, end_in_order, folder
+from benchmarks.ground import ROOT, GroundError, end_in_order, folder, tests_on_path
 from benchmarks.report import median
 from benchmarks.sources.forms import FORMS
 from benchmarks.sources.one import FEED, SUBMIT
@@ -52,20 +52,40 @@ Found = Mapping[str, Sequence[Reading]]
 def measure(form: str, place: Path, rows: int, rounds: int) -> Found:
     """What was written is removed before the next form is."""
     kind = FORMS[form]
-    rows = max(rows // kind.per_row, 1)
+    rows = max(rows // kind.share, 1)
     path = place / kind.name
-    kind.write(path, rows)
     url = f"sqlite:///{place / f'ledger-{form}.db'}"
     with closing(open_database(url)) as database:
         database.migrate()
     found: dict[str, list[Reading]] = {reader: [] for reader in (*OURS, *_installed(form))}
-    try:
+    with s3_server() if form == "bucket" else nullcontext():
+        kind.write(path, rows)
         for turn in range(rounds):
             for reader, readings in found.items():
                 readings.append(_read(form, reader, path, url, f"{form}-{turn}", rows))
-    finally:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    _remove(path)
     return found
+
+
+@contextmanager
+def s3_server() -> Iterator[None]:
+    """A bucket's server in a process of its own, whose CPU is not counted; children find it by their environment."""
+    with tests_on_path():
+        servers = import_module("servers")
+    server = servers.S3Server.start()
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    os.environ.update({"AWS_ENDPOINT_URL_S3": server.url, **keys})
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _installed(form: str) -> list[str]:
@@ -118,7 +138,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "forms", nargs="*", metavar="form", choices=[*FORMS, []], help=f"of {', '.join(FORMS)}; default all"
     )
-    parser.add_argument("--rows", type=int, default=1_000_000, help="a folder has a tenth as many files (%(default)s)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=1_000_000,
+        help="a folder has a tenth as many files, a bucket a thousandth (%(default)s)",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="how often each takes its turn (%(default)s)")
     return parser.parse_args()
 
@@ -131,7 +156,9 @@ def main() -> None:
     with folder() as place:
         for form in given.forms or FORMS:
             console.print(table(form, measure(form, place, given.rows, given.rounds)))
-    console.print("  peers make one dictionary per row; rows of a folder are files, a tenth as many", highlight=False)
+    console.print(
+        "  peers make one dictionary per row; rows of a folder are files, those of a bucket objects", highlight=False
+    )
 
 
 if __name__ == "__main__":

@@ -18,23 +18,26 @@ import orjson
 from benchmarks.documents import doc_id
 
 TABLE: Final = "documents"
+BUCKET: Final = "documents"
+PREFIX: Final = "texts/"
 BATCH: Final = 10_000  # rows of one row group of Parquet, and of one call of executemany
 _TEXTS: Final = 997  # different ones, further apart in a file than gzip looks back
 _WORDS: Final = (
-    "river bank quick brown fox lazy dog answer invoice parcel late refund order morning broken screen charger polite angry "
-    "never again thank you please waiting since Tuesday delivery number street wrong colour returned money account closed"
-).split()
+    "river", "bank", "quick", "brown", "fox", "lazy", "dog", "answer", "invoice", "parcel", "late", "refund", "order", "morning",
+    "broken", "screen", "charger", "polite", "angry", "never", "again", "thank", "you", "please", "waiting", "since", "Tuesday",
+    "delivery", "number", "street", "wrong", "colour", "returned", "money", "account", "closed",
+)  # fmt: skip
 COLUMNS: Final = ("id", "text", "kind", "score")
 
 Record = dict[str, Any]
 
 
 class Form(NamedTuple):
-    """``per_row``: one file of a folder counts for so many rows of the others."""
+    """``share``: one file of a folder, or object, for so many rows of the other forms."""
 
     write: Callable[[Path, int], None]
-    name: str  # below the folder of a run
-    per_row: int = 1
+    name: str  # below the folder of a run; objects are not there
+    share: int = 1
 
 
 def records(rows: int) -> Iterator[Record]:
@@ -90,6 +93,16 @@ def _write_folder(path: Path, rows: int) -> None:
         Path(os.path.join(path, f"{record['id']}.txt")).write_text(record["text"], encoding="utf-8")
 
 
+def _write_bucket(_: Path, rows: int) -> None:
+    """Where AWS_ENDPOINT_URL_S3 says."""
+    import boto3
+
+    client = boto3.client("s3")
+    client.create_bucket(Bucket=BUCKET)
+    for record in records(rows):
+        client.put_object(Bucket=BUCKET, Key=f"{PREFIX}{record['id']}.txt", Body=record["text"].encode())
+
+
 def _batches(rows: int) -> Iterator[list[Record]]:
     made = records(rows)
     while batch := list(islice(made, BATCH)):
@@ -103,4 +116,5 @@ FORMS: Final[Mapping[str, Form]] = {
     "parquet": Form(_write_parquet, "documents.parquet"),
     "table": Form(_write_table, "documents.db"),
     "folder": Form(_write_folder, "documents", 10),
+    "bucket": Form(_write_bucket, "objects", 1_000),
 }

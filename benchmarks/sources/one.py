@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -15,13 +16,14 @@ from benchmarks.sources.peers import PEERS
 
 SUBMIT: Final = "penstock, submit"
 FEED: Final = "penstock, feed"
+OWN_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"parquet": ("pyarrow.parquet",), "bucket": ("boto3",)}
 
 
 def count(form: str, reader: str, path: Path, url: str, job_key: str) -> int:
     if reader in (SUBMIT, FEED):
         from benchmarks.sources import ours
 
-        return sum(ours.submit(form, path, url, job_key) if reader == SUBMIT else ours.feed(url, job_key))
+        return ours.submit(form, path, url, job_key) if reader == SUBMIT else ours.feed(url, job_key)
     return sum(1 for _ in PEERS[form][reader].read(path))
 
 
@@ -29,7 +31,7 @@ def _import(form: str, reader: str) -> None:
     """What is imported once is no part of what a row costs."""
     if reader in (SUBMIT, FEED):
         import_module("benchmarks.sources.ours")
-        needs = ("pyarrow.parquet",) if form == "parquet" else ()
+        needs = OWN_NEEDS.get(form, ())
     else:
         needs = PEERS[form][reader].needs
     for module in needs:

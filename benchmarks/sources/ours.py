@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.sources.forms import TABLE
+from benchmarks.sources.forms import BUCKET, PREFIX, TABLE
 from penstock_ledger import JobStore, open_database
 from penstock_producer import Producer
 from penstock_producer.rows import Document
@@ -19,23 +19,25 @@ LEASE_S: Final = 3_600.0
 PROMPT: Final = {"model": "sim-small", "prompt": "Summarise in one sentence: {text}"}
 
 
-def submit(form: str, path: Path, url: str, job_key: str) -> Iterator[int]:
-    """Count and pin: nothing is queued. Yields the number of documents."""
+def submit(form: str, path: Path, url: str, job_key: str) -> int:
+    """The number of documents. Nothing is queued."""
     where, spec = _source(form, path)
     with Producer(database_url=url) as producer:
-        yield producer.submit(where, spec, job_key=job_key).total
+        return producer.submit(where, spec, job_key=job_key).total or 0
 
 
-def feed(url: str, job_key: str) -> Iterator[int]:
-    """Yields the number of documents in each portion. Neither Redis nor the cursor's moves are in it."""
+def feed(url: str, job_key: str) -> int:
+    """The number of documents. Neither Redis nor the moves of the durable cursor are in it."""
     with closing(open_database(url)) as database:
         jobs = JobStore(database)
         job = jobs.get(job_key)
         leased = jobs.lease_feed(job.job_id, 1, "bench", LEASE_S)
         assert leased is not None, "no other process feeds from this database"
         rows = iter(source_of(database, job, leased).documents(leased.cursor))
+        number = 0
         while portion := list(islice(rows, ROWS_HELD)):
-            yield _documents(portion)
+            number += _documents(portion)
+        return number
 
 
 def _documents(rows: Iterable[object]) -> int:
@@ -48,5 +50,7 @@ def _source(form: str, path: Path) -> tuple[str, dict[str, Any]]:
             return f"sqlite:///{path}", {**PROMPT, "table": TABLE}
         case "folder":
             return f"{path}/", dict(PROMPT)
+        case "bucket":
+            return f"s3://{BUCKET}/{PREFIX}", dict(PROMPT)
         case _:
             return str(path), dict(PROMPT)

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.sources.forms import COLUMNS, TABLE
+from benchmarks.sources.forms import BUCKET, COLUMNS, PREFIX, TABLE
 
 BATCH: Final = 5_000  # rows, as a feeder holds
 
@@ -119,6 +119,17 @@ def _open_each(path: Path) -> Iterator[Record]:
             yield {"id": name, "text": file.read()}
 
 
+def _get_each(_: Path) -> Iterator[Record]:
+    """One object after the other, over one kept connection."""
+    import boto3
+
+    client = boto3.client("s3")
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=PREFIX):
+        for entry in page["Contents"]:
+            body = client.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"]
+            yield {"id": entry["Key"], "text": body.read().decode()}
+
+
 PEERS: Final[Mapping[str, Mapping[str, Peer]]] = {
     "jsonl": {
         "json": Peer(_json_lines),
@@ -151,5 +162,8 @@ PEERS: Final[Mapping[str, Mapping[str, Peer]]] = {
     "folder": {
         "open each": Peer(_open_each),
         "duckdb": Peer(_duckdb("read_text"), ("duckdb",)),
+    },
+    "bucket": {
+        "boto3": Peer(_get_each, ("boto3",)),
     },
 }
