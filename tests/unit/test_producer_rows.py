@@ -275,6 +275,26 @@ def test_a_column_may_be_a_parameter_of_each_request(tmp_path: Path) -> None:
         assert row.fix == "give an integer of at least 1"
 
 
+def test_a_column_of_csv_may_be_a_parameter_that_is_a_number(tmp_path: Path) -> None:
+    """CSV has only texts: one is read as the number or truth value that the parameter takes, an empty cell as absent."""
+    path = tmp_path / "docs.csv"
+    path.write_text("id,text,len,logs,who\na,x,5,true,7\nb,x,,,\nc,x,many,true,7\n")
+    spec = JobSpec(
+        model="m", prompt="{text}", params={"max_tokens": 200},
+        param_fields={"max_tokens": "len", "logprobs": "logs", "user": "who"},
+    )  # fmt: skip
+    one, two, three = open_source(path, spec).documents({})
+    assert isinstance(one, Document)
+    assert isinstance(two, Document)
+    messages = [{"role": "user", "content": "x"}]
+    assert json.loads(one.body) == {
+        "model": "m", "messages": messages, "max_tokens": 5, "logprobs": True, "user": "7"
+    }  # fmt: skip
+    assert json.loads(two.body) == {"model": "m", "messages": messages, "max_tokens": 200, "user": ""}
+    assert isinstance(three, BadRow)
+    assert (three.code, three.field, three.seen) == ("invalid_parameter", "len", "'many'")
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [

@@ -15,7 +15,7 @@ import orjson
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.job.lanes import has_own_model
-from penstock_producer.job.params import as_sent, value_fault
+from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import text_field
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
@@ -175,7 +175,7 @@ class PlainRecords:
         """The row's own parameters. Raises RowFault."""
         found: dict[str, Any] = {}
         for name, column in self._param_fields.items():
-            value = given.get(column)
+            value = read_from_column(name, given.get(column), self._endpoint)
             if value is None:
                 continue
             fix = value_fault(name, value, self._endpoint)
@@ -183,7 +183,7 @@ class PlainRecords:
                 message = (
                     f"The parameter {name} of this row comes from the column {column!r}, and its value is refused."
                 )
-                raise RowFault("invalid_parameter", message, fix=fix, field=column, value=seen(value))
+                raise RowFault("invalid_parameter", message, fix=fix, field=column, value=seen(given[column]))
             found[name] = value
         return as_sent(found)
 
