@@ -295,6 +295,16 @@ def test_a_column_of_csv_may_be_a_parameter_that_is_a_number(tmp_path: Path) -> 
     assert (three.code, three.field, three.seen) == ("invalid_parameter", "len", "'many'")
 
 
+def test_a_parameter_from_a_column_that_no_row_can_have_is_refused(tmp_path: Path) -> None:
+    """A misspelt column in `--param-field` is not passed over in silence where the source has a header."""
+    path = tmp_path / "docs.csv"
+    path.write_text("id,text,len\na,x,5\n")
+    spec = JobSpec(model="m", prompt="{text}", param_fields={"max_tokens": "lenn"})
+    with pytest.raises(SourceError, match=r"no column 'lenn' to take a parameter from.*'id', 'text', 'len'") as caught:
+        list(open_source(path, spec).documents({}))
+    assert caught.value.code == "missing_column"
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [

@@ -28,6 +28,7 @@ from penstock_producer.tally import Tally
 class RowForm(Protocol):
     control_keys: tuple[bytes, ...]
     columns: tuple[str, ...] | None  # that every row must have; None where rows are requests of their own
+    param_columns: tuple[str, ...]  # that parameters come from: a row may leave them empty
     read_columns: tuple[str, ...] | None  # that may be read, others need not be; None for all
     tally: Tally  # of what it changed in rows
 
@@ -72,6 +73,7 @@ class BatchLines:
     # Where the last of two values would win in silence; of `method` and `url` only one value is accepted anyway.
     control_keys: tuple[bytes, ...] = (b'"custom_id"', b'"body"', b'"model"')
     columns: tuple[str, ...] | None = None
+    param_columns: tuple[str, ...] = ()
     read_columns: tuple[str, ...] | None = ()
 
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
@@ -156,6 +158,7 @@ class PlainRecords:
         self._endpoint = spec.endpoint
         self._flag = "--prompt" if spec.messages_field is None else "--messages-field"
         self.columns: tuple[str, ...] | None = tuple(dict.fromkeys((spec.id_field, *self._asked.required)))
+        self.param_columns: tuple[str, ...] = tuple(spec.param_fields.values())
         names = dict.fromkeys((spec.id_field, *self._asked.fields, *spec.param_fields.values()))
         self.read_columns: tuple[str, ...] | None = None if self._asked.whole_row else tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
