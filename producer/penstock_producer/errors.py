@@ -206,13 +206,14 @@ class TooManyBadRows(SourceError):
     def __init__(self, uri: str, limit: int, rows: Sequence[BadRow], *, counted: int, whole: bool) -> None:
         self.rows = tuple(rows[:MAX_ROWS_KEPT])
         self.limit = limit
-        found = f"{counted} rows" if whole else f"at least {counted} rows"
+        count = f"{counted} row" if counted == 1 else f"{counted} rows"
+        found, are = (count if whole else f"at least {count}"), ("is" if counted == 1 else "are")
         lines = "".join(f"\n  {line}" for line in _alike(rows))
         super().__init__(
             "too_many_bad_rows",
-            f"{found} of {uri} are unusable and max_bad_rows allows {limit}; correct them, or raise max_bad_rows to make "
-            f"them dead letters:{lines}",
-            public=f"{found} of {uri} are unusable and max_bad_rows allows {limit}: "
+            f"{found} of {uri} {are} unusable and max_bad_rows allows {limit}; correct the source, or raise max_bad_rows "
+            f"(--max-bad-rows) to make dead letters of such rows:{lines}",
+            public=f"{found} of {uri} {are} unusable and max_bad_rows allows {limit}: "
             + "; ".join(f"{row.place}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows),
         )
 

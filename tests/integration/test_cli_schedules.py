@@ -89,6 +89,41 @@ def test_a_source_that_is_not_there_is_shown(terminal: Terminal) -> None:
         assert "waits: try 1 of 5: source_unavailable" in terminal.type(*words)
 
 
+def test_a_folder_is_read_when_its_time_comes(terminal: Terminal) -> None:
+    """A folder stays a folder: its name keeps the slash that says so."""
+    (terminal.folder / "notes").mkdir()
+    (terminal.folder / "notes" / "one.md").write_text("hello")
+    added = terminal.type("schedule", "add", "0 1 * * *", "notes/", "--prompt", "Sum up: {text}", "--model", "m")
+    assert added.endswith("and then by 0 1 * * * UTC")
+    terminal.let_its_time_come()
+    terminal.turn_control()
+    listed = terminal.type("schedule", "list", "notes")
+    assert f"source: {terminal.folder}/notes/" in listed
+    assert " started job_" in listed
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (None, "source_unavailable"),
+        ("", "holds no document"),
+        ('{"id": 1, "txt": "hello"}\n', "did you mean 'txt'"),
+        ('{"id": 1, "text": "hello"}\n', None),
+    ],
+)
+def test_a_source_that_could_not_be_used_now_is_said_when_it_is_added(
+    terminal: Terminal, line: str | None, says: str | None
+) -> None:
+    """The schedule is added, since the source may be there later; what its job would fail with now is shown at once."""
+    if line is not None:
+        (terminal.folder / "tickets.jsonl").write_text(line)
+    added = terminal.type(*ADD)
+    assert added.startswith("tickets starts at ")
+    assert ("could not be used" in added) == (says is not None)
+    assert says is None or says in added
+    assert "not started yet" in terminal.type("schedule", "list")
+
+
 def test_a_schedule_is_paused_resumed_and_removed(terminal: Terminal) -> None:
     """Each says what it has done; a second time says that it was so already."""
     terminal.type(*ADD, "--name", "night")

@@ -194,6 +194,22 @@ def test_rows_are_rendered_or_refused_by_name(tmp_path: Path) -> None:
     assert "a loop goes over a list or an object, not 'text'" in three.message
 
 
+def test_a_number_of_csv_is_compared_as_the_text_that_it_is(tmp_path: Path) -> None:
+    """A text that is compared with a number is refused in words that say how a number is made of it."""
+    path = tmp_path / "docs.csv"
+    path.write_text("id,stars\na,2\n")
+    prompt = "{% if stars < 3 %}bad{% endif %}"
+    (row,) = open_source(path, JobSpec(model="m", prompt=prompt, template="jinja")).documents({})
+    assert isinstance(row, BadRow)
+    assert "a text and a number cannot be compared" in row.message
+    assert "{{ column|float }}" in row.message
+    (good,) = open_source(
+        path, JobSpec(model="m", prompt=prompt.replace("stars", "stars|float"), template="jinja")
+    ).documents({})
+    assert isinstance(good, Document)
+    assert json.loads(good.body)["messages"][0]["content"] == "bad"
+
+
 def test_a_spec_checks_its_prompt_in_its_own_language() -> None:
     """The same text may be right in one language and wrong in the other; an unknown language is refused."""
     assert JobSpec(prompt="{{ a|upper }}", template="jinja").template == "jinja"

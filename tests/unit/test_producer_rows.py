@@ -275,6 +275,36 @@ def test_a_column_may_be_a_parameter_of_each_request(tmp_path: Path) -> None:
         assert row.fix == "give an integer of at least 1"
 
 
+def test_a_column_of_csv_may_be_a_parameter_that_is_a_number(tmp_path: Path) -> None:
+    """CSV has only texts: one is read as the number or truth value that the parameter takes, an empty cell as absent."""
+    path = tmp_path / "docs.csv"
+    path.write_text("id,text,len,logs,who\na,x,5,true,7\nb,x,,,\nc,x,many,true,7\n")
+    spec = JobSpec(
+        model="m", prompt="{text}", params={"max_tokens": 200},
+        param_fields={"max_tokens": "len", "logprobs": "logs", "user": "who"},
+    )  # fmt: skip
+    one, two, three = open_source(path, spec).documents({})
+    assert isinstance(one, Document)
+    assert isinstance(two, Document)
+    messages = [{"role": "user", "content": "x"}]
+    assert json.loads(one.body) == {
+        "model": "m", "messages": messages, "max_tokens": 5, "logprobs": True, "user": "7"
+    }  # fmt: skip
+    assert json.loads(two.body) == {"model": "m", "messages": messages, "max_tokens": 200, "user": ""}
+    assert isinstance(three, BadRow)
+    assert (three.code, three.field, three.seen) == ("invalid_parameter", "len", "'many'")
+
+
+def test_a_parameter_from_a_column_that_no_row_can_have_is_refused(tmp_path: Path) -> None:
+    """A misspelt column in `--param-field` is not passed over in silence where the source has a header."""
+    path = tmp_path / "docs.csv"
+    path.write_text("id,text,len\na,x,5\n")
+    spec = JobSpec(model="m", prompt="{text}", param_fields={"max_tokens": "lenn"})
+    with pytest.raises(SourceError, match=r"no column 'lenn' to take a parameter from.*'id', 'text', 'len'") as caught:
+        list(open_source(path, spec).documents({}))
+    assert caught.value.code == "missing_column"
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [

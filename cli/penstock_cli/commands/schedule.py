@@ -12,9 +12,10 @@ from penstock_cli import examples
 from penstock_cli.job import options
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
+from penstock_producer.source_names import BY_VARIABLE
 
 if TYPE_CHECKING:
-    from penstock_producer import Firing, Schedule, Schedules
+    from penstock_producer import Firing, JobSpec, Schedule, Schedules
 
 WHEN = "When"
 FIRINGS_LISTED = 20
@@ -63,6 +64,7 @@ def add(
     """
     from penstock_cli.job.hooks import check_hooks
     from penstock_cli.job.jobspec import default_job_key, job_spec
+    from penstock_cli.show.text import safe
     from penstock_producer import SpecError
 
     spec = job_spec(given)
@@ -81,6 +83,25 @@ def add(
         except SpecError as error:
             raise given.refusal(error) from error
     typer.echo(f"{added.name} starts at {_shown(added, added.next_at)}, and then by {added.cron} {added.timezone}")
+    trouble = _trouble(given.source, spec)
+    if trouble is not None:
+        typer.echo(safe(f"penstock: as it is here now, the source could not be used: {trouble}"), err=True)
+
+
+def _trouble(source: str, spec: JobSpec) -> str | None:
+    """What the job would fail with if this were its time. The source may be another one by then, so nothing is refused."""
+    from penstock_cli.run.preview import looked_at
+    from penstock_ledger.errors import PenstockError
+
+    if "://" in source or source.startswith(BY_VARIABLE):
+        return None  # the control processes may have rights and addresses that this machine has not
+    try:
+        found = looked_at(source, spec, 1)
+    except PenstockError as error:
+        return str(error)
+    if not found.rows:
+        return f"{source} holds no document"
+    return None if found.documents else found.problems[0]
 
 
 @app.command(name="list", epilog=examples.SCHEDULE_LIST)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
+
 from penstock_producer.errors import Problem, seen
 
 UNCHECKED: Final = "x."  # `x.NAME` is sent as NAME, whatever it is
@@ -157,6 +159,19 @@ def value_fault(name: str, value: Any, endpoint: str) -> str | None:
         return None
     fault = known[name].fault(value)
     return None if fault is None else fault[1]
+
+
+def read_from_column(name: str, value: Any, endpoint: str) -> Any:
+    """A column's value for a parameter. CSV has only texts: one is read as JSON where the parameter takes no text."""
+    known = params_of(endpoint)
+    if not isinstance(value, str) or known is None or name not in known or known[name].fault(value) is None:
+        return value
+    if not value.strip():
+        return None  # an empty cell
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
 
 
 def as_sent(given: Mapping[str, Any]) -> dict[str, Any]:

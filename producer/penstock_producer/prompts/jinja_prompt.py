@@ -36,6 +36,11 @@ _LOOP = frozenset({
 })  # fmt: skip
 _OPERATORS: Final = frozenset({"+", "-", "*", "/"})
 _MAX_NUMBER: Final = 2.0**63
+_NO_ORDER = re.compile(r"not supported between instances of '(?P<left>\w+)' and '(?P<right>\w+)'")
+_KINDS = {
+    "str": "a text", "int": "a number", "float": "a number", "bool": "true or false", "list": "a list",
+    "dict": "an object", "NoneType": "null",
+}  # fmt: skip
 _MISSING = re.compile(r"'(?P<name>[^']*)' is undefined|has no attribute '(?P<inner>[^']*)'")
 
 
@@ -147,6 +152,8 @@ class JinjaTemplate:
             raise _missing(str(error)) from None
         except (MissingField, TextTooLong, RenderFailed):
             raise
+        except TypeError as error:
+            raise _not_in_order(str(error)) from None
         except Exception as error:  # of filters and operators, which a template may give anything
             raise RenderFailed(f"{type(error).__name__}: {str(error)[:200]}") from None
         return "".join(parts)
@@ -171,6 +178,18 @@ def _compiled(text: str, pointer: str) -> tuple[frozenset[str], Template]:
     except (RecursionError, SyntaxError, MemoryError):  # the last is Python's parser, at its own depth
         fix = "write it with fewer loops and parentheses"
         raise TemplateError(f"{seen(text)}: parts lie too deep inside one another", fix, pointer=pointer) from None
+
+
+def _not_in_order(message: str) -> RenderFailed:
+    """What to say about two values of which Python knows no order, as of a text of CSV and a number."""
+    found = _NO_ORDER.search(message)
+    if found is None:
+        return RenderFailed(f"TypeError: {message[:200]}")
+    left, right = (_KINDS.get(found[side], found[side]) for side in ("left", "right"))
+    return RenderFailed(
+        f"{left} and {right} cannot be compared or sorted together; a column of CSV is text, and {{{{ column|float }}}} "
+        "makes a number of it"
+    )
 
 
 def _missing(message: str) -> Exception:

@@ -97,7 +97,10 @@ def _whole(source: str | Path) -> str:
     text = str(source)
     if is_database(text):
         return whole(text)
-    return text if "://" in text else str(Path(text).absolute())
+    if "://" in text:
+        return text
+    path = str(Path(text).absolute())
+    return f"{path}/" if text.endswith("/") and path != "/" else path  # the slash says that it is a folder
 
 
 def _policy(given: CatchUp | str) -> CatchUp:

@@ -102,7 +102,7 @@ class RenderedPrompt:
         try:
             text = self._rendered(self._shortened(record)[0])
         except RowFault as fault:
-            raise SpecError([Problem(fault.code, at, fault.message, fault.fix)]) from None
+            raise SpecError([Problem(fault.code, at, fault.message.rstrip("."), fault.fix)]) from None
         return compressed(text) if self._compresses else text
 
     def _shortened(self, record: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:

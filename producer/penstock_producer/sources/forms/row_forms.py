@@ -15,7 +15,7 @@ import orjson
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.job.lanes import has_own_model
-from penstock_producer.job.params import as_sent, value_fault
+from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import text_field
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
@@ -28,6 +28,7 @@ from penstock_producer.tally import Tally
 class RowForm(Protocol):
     control_keys: tuple[bytes, ...]
     columns: tuple[str, ...] | None  # that every row must have; None where rows are requests of their own
+    param_columns: tuple[str, ...]  # that parameters come from: a row may leave them empty
     read_columns: tuple[str, ...] | None  # that may be read, others need not be; None for all
     tally: Tally  # of what it changed in rows
 
@@ -72,6 +73,7 @@ class BatchLines:
     # Where the last of two values would win in silence; of `method` and `url` only one value is accepted anyway.
     control_keys: tuple[bytes, ...] = (b'"custom_id"', b'"body"', b'"model"')
     columns: tuple[str, ...] | None = None
+    param_columns: tuple[str, ...] = ()
     read_columns: tuple[str, ...] | None = ()
 
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
@@ -156,6 +158,7 @@ class PlainRecords:
         self._endpoint = spec.endpoint
         self._flag = "--prompt" if spec.messages_field is None else "--messages-field"
         self.columns: tuple[str, ...] | None = tuple(dict.fromkeys((spec.id_field, *self._asked.required)))
+        self.param_columns: tuple[str, ...] = tuple(spec.param_fields.values())
         names = dict.fromkeys((spec.id_field, *self._asked.fields, *spec.param_fields.values()))
         self.read_columns: tuple[str, ...] | None = None if self._asked.whole_row else tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
@@ -175,7 +178,7 @@ class PlainRecords:
         """The row's own parameters. Raises RowFault."""
         found: dict[str, Any] = {}
         for name, column in self._param_fields.items():
-            value = given.get(column)
+            value = read_from_column(name, given.get(column), self._endpoint)
             if value is None:
                 continue
             fix = value_fault(name, value, self._endpoint)
@@ -183,7 +186,7 @@ class PlainRecords:
                 message = (
                     f"The parameter {name} of this row comes from the column {column!r}, and its value is refused."
                 )
-                raise RowFault("invalid_parameter", message, fix=fix, field=column, value=seen(value))
+                raise RowFault("invalid_parameter", message, fix=fix, field=column, value=seen(given[column]))
             found[name] = value
         return as_sent(found)
 
