@@ -74,9 +74,10 @@ class Control:
         self._steps = JobSteps(
             settings, database, hot, self._counters, owner=owner, outputs_written=self._wake.set, tracing=tracing
         )
+        schedules = ScheduleStore(database)
         self._schedules = ScheduleSteps(
-            ScheduleStore(database),
-            partial(start_job, Producer(settings, database=database), JobStore(database)),
+            schedules,
+            partial(start_job, Producer(settings, database=database), JobStore(database), schedules),
             owner=owner,
             on_ended=self._wake.set,
         )

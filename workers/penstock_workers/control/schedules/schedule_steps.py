@@ -16,7 +16,7 @@ from penstock_ledger.redaction import redact
 from penstock_producer.errors import ScheduleError, SourceForbidden, SourceUnavailable
 from penstock_producer.schedules.due import Due, due
 from penstock_producer.schedules.timetable import Timetable
-from penstock_workers.control.schedules.starts import Start, Starts
+from penstock_workers.control.schedules.starts import Start, Started, Starts
 from penstock_workers.failure_log import FailureLog
 
 log = logging.getLogger(__name__)
@@ -35,13 +35,13 @@ class ScheduleSteps:
     def __init__(
         self,
         store: ScheduleStore,
-        start: Callable[[Schedule], str],
+        start: Callable[[Schedule], Started],
         *,
         owner: str,
         on_ended: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``start`` submits the job of a planned time and returns its id, in a thread."""
+        """``start`` submits the job of a planned time, in a thread."""
         self._store = store
         self._owner = owner
         self._clock = clock
@@ -101,14 +101,20 @@ class ScheduleSteps:
         then, shown = timetable.after(schedule.next_at), timetable.shown(schedule.next_at)
         error = _error_of(start)
         if error is None:
-            job_id = start.job_id.result()
-            decision = Decision(schedule.next_at, FiringOutcome.STARTED, then, job_id=job_id)
-            if self._store.decide(schedule, decision):
-                # not INFO, which processes leave out: a night's work began, and this is the only line that says so
-                log.warning("schedule %s: %s: started job %s", schedule.name, shown, job_id)
+            self._started(schedule, start.result.result(), then, shown)
         else:
             self._failed(schedule, error, then, shown)
         self._starts.forget(start)
+
+    def _started(self, schedule: Schedule, started: Started, then: float, shown: str) -> None:
+        if started.job_id is None:
+            nothing = Decision(schedule.next_at, FiringOutcome.NOTHING_NEW, then, reason=started.why_not)
+            self._store.decide(schedule, nothing)
+            return
+        decision = Decision(schedule.next_at, FiringOutcome.STARTED, then, job_id=started.job_id)
+        if self._store.decide(schedule, decision):
+            # not INFO, which processes leave out: a night's work began, and this is the only line that says so
+            log.warning("schedule %s: %s: started job %s", schedule.name, shown, started.job_id)
 
     def _failed(self, schedule: Schedule, error: BaseException, then: float, shown: str) -> None:
         why = redact(str(error) or type(error).__name__)[:REASON_CHARS]
@@ -138,7 +144,7 @@ class ScheduleSteps:
 def _error_of(start: Start) -> BaseException | None:
     if start.hangs:
         return TimeoutError("reading the source hangs; look at the file system or the network that it lies on")
-    return start.job_id.exception()
+    return start.result.exception()
 
 
 def _may_pass(error: BaseException) -> bool:
