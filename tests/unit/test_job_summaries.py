@@ -1,4 +1,4 @@
-"""What orchestrators are told of a job that has ended."""
+"""What orchestrators learn of a job that has ended."""
 
 from __future__ import annotations
 

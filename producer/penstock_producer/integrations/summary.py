@@ -1,4 +1,4 @@
-"""What an orchestrator is told of a job that has ended."""
+"""The summary of a job that has ended, for an orchestrator."""
 
 from __future__ import annotations
 
