@@ -35,7 +35,8 @@ class Watched(Night):
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"id": f"{name} {text}", "text": text}) + "\n")
-        os.utime(path, (time.time() - seconds_ago,) * 2)
+        changed = time.time() - seconds_ago
+        os.utime(path, (changed, changed))
 
     def watch(self) -> Schedule:
         return self.add(source=f"{self.folder}/", new_files=True, overlap=True)
