@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,7 +60,15 @@ class Process:
 
     def __init__(self, night: Night, owner: str, start: Callable[[Schedule], Started]) -> None:
         self._clock = 0.0
-        self.steps = ScheduleSteps(night.store, start, owner=owner, on_ended=lambda: None, clock=lambda: self._clock)
+        self.firings: Counter[FiringOutcome] = Counter()
+        self.steps = ScheduleSteps(
+            night.store,
+            start,
+            owner=owner,
+            on_ended=lambda: None,
+            firings=self.firings,
+            clock=lambda: self._clock,
+        )
 
     def look(self) -> None:
         """One look; what it starts goes on in a thread."""

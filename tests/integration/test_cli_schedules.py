@@ -83,7 +83,7 @@ def test_a_schedule_is_added_and_fires(terminal: Terminal) -> None:
 def test_a_watched_folder_is_added_and_shown(terminal: Terminal) -> None:
     """Typed without its whole path: the list says what is watched, and that nothing new was there."""
     (terminal.folder / "in").mkdir()
-    added = terminal.type("schedule", "add", "*/5 * * * *", "in/", "--new-files", "--prompt", "{text}", "--model", "m")
+    added = terminal.type("schedule", "add", "0 1 * * *", "in/", "--new-files", "--prompt", "{text}", "--model", "m")
     assert added.startswith("in starts at ")
     terminal.let_its_time_come()
     terminal.turn_control()

@@ -120,6 +120,22 @@ def test_a_night_without_new_files_starts_nothing_and_says_so(watched: Watched) 
     assert len(watched.jobs.list()) == 1
 
 
+def test_each_decided_time_is_counted_once(watched: Watched) -> None:
+    """By what came of it, and by the process that decided it; the other one counts nothing."""
+    watched.put("a.jsonl")
+    watched.watch()
+    first, other = watched.control("a"), watched.control("b")
+    for nth in range(2):
+        watched.now = ONE + nth * DAY + 1
+        first.turn()
+        other.turn()
+    watched.put("notes.doc")
+    watched.now = ONE + 2 * DAY + 1
+    first.turn()
+    assert first.firings == dict.fromkeys((FiringOutcome.STARTED, FiringOutcome.NOTHING_NEW, FiringOutcome.FAILED), 1)
+    assert not other.firings
+
+
 def test_an_empty_folder_is_no_failure(watched: Watched) -> None:
     """A folder to which nothing has come yet has nothing new."""
     watched.folder.mkdir()

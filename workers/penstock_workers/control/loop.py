@@ -80,6 +80,7 @@ class Control:
             partial(start_job, Producer(settings, database=database), JobStore(database), schedules),
             owner=owner,
             on_ended=self._wake.set,
+            firings=self._counters.firings,
         )
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._fleet_figures = FleetFigures(hot, client)
