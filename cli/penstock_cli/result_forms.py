@@ -70,7 +70,7 @@ def _appended(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> 
             f"--partial appends to a local file of JSON lines or CSV. For other forms and places: --after {START}, and then "
             "--after with the cursor that is printed, each time with a new file"
         )
-    from penstock_producer.growing_file import append_results, append_rows
+    from penstock_producer.tables.growing_file import append_results, append_rows
 
     if form == LINES:
         return f"{count(append_results(ledger.database, job, Path(output)))} new results in {output}"

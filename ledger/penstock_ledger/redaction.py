@@ -18,6 +18,7 @@ __all__ = [
     "HIDDEN",
     "hide",
     "is_secret_name",
+    "is_secret_option",
     "looks_secret",
     "redact",
     "redact_bytes",
@@ -34,7 +35,6 @@ MAX_PATTERN_BYTES: Final = 64 * 1024  # of a body that is searched for shapes; k
 _SECRET_NAME: Final = re.compile(
     r"(?:^|[_.-])(?:api_?key|access_?key|key|token|secret|pass|passwd|password|credentials?|basic_auth|dsn)$", re.I
 )
-_SECRET_OPTIONS: Final = frozenset({"password", "sentinel_password", "sslpassword", "token", "secret"})
 
 # (what must be in the lower-cased text for the search to be worth it, the shape, what stays of it)
 _SHAPES: Final = (
@@ -91,7 +91,7 @@ def remember_url(url: str | None) -> None:
         query = parse_qsl(urlsplit(url).query)
     except ValueError:
         return
-    remember(*(value for name, value in query if name in _SECRET_OPTIONS))
+    remember(*(value for name, value in query if is_secret_option(name)))
 
 
 def remember_variables(variables: Mapping[str, str]) -> None:
@@ -108,6 +108,11 @@ def remember_variables(variables: Mapping[str, str]) -> None:
 def is_secret_name(name: str) -> bool:
     """Whether a field or variable of this name holds a secret: `api_key`, `AWS_SECRET_ACCESS_KEY`, `HF_TOKEN`."""
     return _SECRET_NAME.search(name) is not None
+
+
+def is_secret_option(name: str) -> bool:
+    """Whether an option in the query of a URL holds a secret: `password`, `sslpassword`, `token`."""
+    return name.lower().endswith("password") or is_secret_name(name)
 
 
 def looks_secret(value: str) -> bool:

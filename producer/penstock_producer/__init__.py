@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from penstock_ledger.schedule import Schedule as Schedule
     from penstock_producer.async_producer import AsyncOpenJob as AsyncOpenJob
     from penstock_producer.async_producer import AsyncProducer as AsyncProducer
-    from penstock_producer.cursors import Committed as Committed
     from penstock_producer.errors import ContentError as ContentError
     from penstock_producer.errors import InvalidDocument as InvalidDocument
     from penstock_producer.errors import JobCancelled as JobCancelled
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     from penstock_producer.producer import Producer as Producer
     from penstock_producer.schedules.door import Schedules as Schedules
     from penstock_producer.settings import ProducerSettings as ProducerSettings
+    from penstock_producer.tables.cursors import Committed as Committed
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
@@ -84,7 +84,7 @@ else:
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
             "penstock_ledger.schedule": "CatchUp Firing Schedule",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
-            "penstock_producer.cursors": "Committed",
+            "penstock_producer.tables.cursors": "Committed",
             "penstock_producer.errors": (
                 "ContentError InvalidDocument JobCancelled Problem ProducerError ScheduleError SettingsError "
                 "SinkError SinkTaken SinkUnfit SourceChanged SourceError SourceForbidden SourceUnavailable SpecError "

@@ -21,11 +21,11 @@ from typing import Any, Final, Self, TypeVar
 from penstock_ledger import MadeWith
 from penstock_ledger.model import DeadLetter, ItemKey, Job, Result
 from penstock_ledger.vectors import Vectors
-from penstock_producer.cursors import Committed
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import OpenJob
 from penstock_producer.producer import JobStatus, Producer
 from penstock_producer.settings import ProducerSettings
+from penstock_producer.tables.cursors import Committed
 
 THREADS: Final = 4  # as many as the producer has connections by default
 PAGE: Final = 100  # outcomes that one step of an asynchronous iteration reads

@@ -40,7 +40,6 @@ from penstock_ledger.model import (
     TakenFiles,
 )
 from penstock_ledger.vectors import Vectors
-from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
 from penstock_producer.estimates import Estimate
@@ -69,6 +68,7 @@ from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.sources.texts.segments import NEWEST as NEWEST_TEXT
 from penstock_producer.sources.texts.segments import SEGMENTS
 from penstock_producer.survey import Survey, survey
+from penstock_producer.tables.cursors import Committed, place_in
 from penstock_producer.tally import PREPARED
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or r
 _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
-_NOT_CONTENT = frozenset({
+_PINNED_BESIDE_CONTENT = frozenset({
     "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY, NEWEST, PREPARED,
     SEGMENTS, NEWEST_TEXT,
 })  # fmt: skip
@@ -88,7 +88,7 @@ _LATER_FIELDS = (
     *sorted(SINK_FIELDS),
 )  # fmt: skip
 # Of a spec: how the source is read, and whether there is a job; nothing of what comes of it.
-_NO_CONTENT = ("feeders", "over_budget")
+_FIELDS_BESIDE_CONTENT = ("feeders", "over_budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +430,7 @@ class Producer:
         self._check_estimate(spec, found.estimate)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._database.is_sqlite)
-        shards = found.marks.split(found.total, plan.feeders)
+        shards = found.split_points.split(found.total, plan.feeders)
         return self._create(
             spec, found.pin, found.total, job_key, refusals,
             started_by=started_by, shards=shards, keys=keys, taken=taken,
@@ -488,7 +488,7 @@ def _new_job_id() -> str:
 
 def _digest(spec: JobSpec, pin: Mapping[str, Any]) -> str:
     """What makes two submits the same job: the spec and the content, not the place of a file or its time."""
-    skipped = _NOT_CONTENT | {"uri"} if "sha256" in pin else _NOT_CONTENT
+    skipped = _PINNED_BESIDE_CONTENT | {"uri"} if "sha256" in pin else _PINNED_BESIDE_CONTENT
     content = {name: value for name, value in pin.items() if name not in skipped}
     return hashlib.sha256(orjson.dumps([_given(spec), content], option=orjson.OPT_SORT_KEYS)).hexdigest()
 
@@ -504,7 +504,7 @@ def _check_key(job_key: object) -> None:
 
 def _given(spec: JobSpec) -> dict[str, Any]:
     """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
-    stored = {name: value for name, value in spec.to_json().items() if name not in _NO_CONTENT}
+    stored = {name: value for name, value in spec.to_json().items() if name not in _FIELDS_BESIDE_CONTENT}
     for name in _LATER_FIELDS:
         if stored[name] == JobSpec.model_fields[name].get_default(call_default_factory=True):
             del stored[name]

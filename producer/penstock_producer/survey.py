@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.estimates import Estimate, Measure
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.marks import Marks
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place
-from penstock_producer.seen_ids import Duplicate, SeenIds
+from penstock_producer.sources.seen_ids import Duplicate, SeenIds
+from penstock_producer.sources.split_points import SplitPoints
 from penstock_producer.tally import PREPARED, Tally
 
 __all__ = ["Survey", "survey"]
@@ -41,7 +41,7 @@ class Survey:
     pin: dict[str, Any]
     estimate: Estimate = NOTHING  # of its documents, from the first of them
     size: int = 0  # bytes of all request bodies
-    marks: Marks = field(default_factory=Marks)  # where it can be split
+    split_points: SplitPoints = field(default_factory=SplitPoints)  # where it can be split
 
 
 class Surveyed(Protocol):
@@ -68,9 +68,9 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
     """
     most = min(spec.max_bad_rows, MAX_BAD_ROWS_HELD) if isinstance(spec.max_bad_rows, int) else MAX_BAD_ROWS_HELD
     bad: list[BadRow] = []
-    marks = Marks()
+    split_points = SplitPoints()
     total = size = 0
-    next_mark = 1
+    next_point = 1
     measure = Measure()
     with SeenIds() as ids:
         add = ids.add
@@ -85,8 +85,8 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
                 size += len(row.body)
                 if not measure.enough:
                     measure.add(row.body)
-            if total == next_mark:
-                next_mark = marks.note(total, row.cursor)
+            if total == next_point:
+                next_point = split_points.note(total, row.cursor)
             if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
                 _refuse_column(bad)
         if total == 0:
@@ -100,7 +100,7 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
         tally = source.tally
         prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
         estimate = measure.of(total - len(bad))
-        return Survey(total, _named(bad, ids), source.pin() | prepared, estimate, size, marks)
+        return Survey(total, _named(bad, ids), source.pin() | prepared, estimate, size, split_points)
 
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:

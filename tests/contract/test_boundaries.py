@@ -39,12 +39,12 @@ INTERNAL_SURFACE = {
     "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "sql.postgres", "vectors"},
     "penstock_producer": {
         "bucket.client", "errors", "estimates", "feed.feeder", "feed.feeder_plan", "feed.leased_feed", "feed.queues",
-        "feed.repair", "feed.routes", "feed.served", "feed.tracing", "feed.wire", "growing_file", "job.acceptance",
+        "feed.repair", "feed.routes", "feed.served", "feed.tracing", "feed.wire", "job.acceptance",
         "job.borders", "job.durations", "job.endpoints", "job.fallback", "job.hook_paths", "job.lanes", "job.model_schema",
         "job.options", "job.repeats", "job.run_options", "job.sinks", "job.spec", "jobfile", "outputs", "parts.growing",
         "schedules.due", "schedules.marks", "schedules.timetable", "settings", "source_names", "sources", "sources.blobs.s3",
-        "sources.of_feed", "sources.overrides", "storage", "survey", "tables.columns", "tables.csv_form", "tables.database",
-        "tables.reading", "tables.write", "tally",
+        "sources.of_feed", "sources.overrides", "storage", "survey", "tables.columns", "tables.csv_form",
+        "tables.database", "tables.growing_file", "tables.reading", "tables.write", "tally",
     },
     "penstock_workers": {
         "__main__", "amqp_address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",

@@ -15,10 +15,10 @@ from typer.testing import Result as Answer
 
 from penstock_cli.main import command_line
 from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_producer import growing_file
 from penstock_producer.async_producer import AsyncProducer
 from penstock_producer.producer import Producer
 from penstock_producer.settings import ProducerSettings
+from penstock_producer.tables import growing_file
 
 BODY = b'{"choices": [{"message": {"content": "=hi"}}]}'
 

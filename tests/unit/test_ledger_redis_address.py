@@ -58,6 +58,7 @@ def test_passwords_are_never_shown() -> None:
     assert without_secrets("redis://h:1/0?db=3") == "redis://h:1/0?db=3"
     assert without_secrets("sqlite:////srv/p.db") == "sqlite:////srv/p.db"
     assert without_secrets("sqlite:///p.db?password=x&cache=a") == "sqlite:///p.db?password=…&cache=a"
+    assert without_secrets("postgresql://me@h/d?sslpassword=x") == "postgresql://me@h/d?sslpassword=…"
     with pytest.raises(SettingsError) as refused:
         ProducerSettings.load(redis_url=THREE.replace("service=jobs&", ""))
     conf = create_app(WorkerSettings(redis_url=THREE)).conf

@@ -24,8 +24,8 @@ from penstock_producer.feed.feeder_plan import (
     plan_feeders,
 )
 from penstock_producer.job.spec import MAX_FEEDERS
-from penstock_producer.marks import MARKS_KEPT, Marks
 from penstock_producer.sources import open_source
+from penstock_producer.sources.split_points import POINTS_KEPT, SplitPoints
 from penstock_producer.sources.until import Until
 from penstock_producer.survey import survey
 
@@ -74,7 +74,7 @@ def several(folder: Path) -> str:
 def test_shards_read_every_row_once_and_in_order(tmp_path: Path, write: Callable[[Path], str], number: int) -> None:
     """All shards one after the other are the whole source, with its lines and positions; each goes on after any of its rows."""
     found = survey(open_source(write(tmp_path), SPEC), SPEC)
-    pin, stored = json.loads(json.dumps([found.pin, found.marks.split(found.total, number)]))
+    pin, stored = json.loads(json.dumps([found.pin, found.split_points.split(found.total, number)]))
     shards = [Shard(*shard) for shard in stored]
     assert len(shards) == number
     source = open_source(pin, SPEC)
@@ -91,20 +91,20 @@ def test_shards_read_every_row_once_and_in_order(tmp_path: Path, write: Callable
 
 @settings(max_examples=25)
 @given(rows=st.integers(1, 6_000), number=st.integers(1, MAX_FEEDERS))
-def test_marks_are_few_and_even(rows: int, number: int) -> None:
+def test_split_points_are_few_and_even(rows: int, number: int) -> None:
     """Whatever the number of rows, bounded memory splits it into parts that differ by a few rows in a hundred."""
-    marks, wanted = Marks(), 1
+    points, wanted = SplitPoints(), 1
     for row in range(1, rows + 1):
         if row == wanted:
-            wanted = marks.note(row, {"row": row})
-            assert (wanted > row, len(marks._kept) <= MARKS_KEPT) == (True, True)
-    shards = marks.split(rows, number)
+            wanted = points.note(row, {"row": row})
+            assert (wanted > row, len(points._kept) <= POINTS_KEPT) == (True, True)
+    shards = points.split(rows, number)
     assert len(shards) == (0 if min(rows, number) == 1 else min(rows, number))
     starts = [int(shard.starts_at.get("row", 0)) for shard in shards]
     ends = [rows if shard.ends_at is None else int(shard.ends_at["row"]) for shard in shards]
     assert starts[1:] == ends[:-1]
     assert all(
-        abs(end - start - rows / number) <= 1 + rows * 4 / MARKS_KEPT for start, end in zip(starts, ends, strict=True)
+        abs(end - start - rows / number) <= 1 + rows * 4 / POINTS_KEPT for start, end in zip(starts, ends, strict=True)
     )
 
 

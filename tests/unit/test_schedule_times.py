@@ -137,6 +137,14 @@ def test_the_latest_times_are_found_however_long_the_sleep(monkeypatch: pytest.M
     assert looked < 30
 
 
+@pytest.mark.parametrize("until", ["2026-01-01T12:00", "2026-01-20T00:00", "2026-12-01T00:00"])
+def test_the_latest_times_are_found_where_all_lie_at_the_beginning_of_the_sleep(until: str) -> None:
+    """A schedule of every minute of one day of the year names the last minutes of that day, not those of an earlier hour."""
+    found = Timetable("* * 1 1 *", "UTC").latest(at("2026-01-01T00:00"), at(until), 3)
+    last = min(at(until), at("2026-01-01T23:59"))
+    assert found == [last - 120, last - 60, last]
+
+
 NIGHTLY = Timetable("0 1 * * *", "UTC")
 FIRST = at("2026-03-10T01:00")
 

@@ -57,10 +57,6 @@ StateOption = Annotated[
     Path | None,
     typer.Option("--state", help="The state folder of a local `penstock run`, instead of the configured servers."),
 ]
-OutputFile = Annotated[
-    str,
-    typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output."),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable, on one line.")]
 
 Job = Annotated[
@@ -144,7 +140,7 @@ Sample = Annotated[
     int | None,
     typer.Option(
         min=1,
-        max=10_000,
+        max=10_000,  # more is a job of its own
         help=RUN_OPTIONS["sample"],
         rich_help_panel=MACHINE,
     ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock_cli.show.changes import changes, saved_tokens
-from penstock_cli.show.text import count, one_line, safe, usd
+from penstock_cli.show.text import count, counted, one_line, safe, usd
 from penstock_producer.estimates import MTOK, Estimate, Measure
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def show(
     usable = found.total - len(found.refused)
     console.print("dry run: nothing was started, and no call was made", soft_wrap=True)
     bad = f", and {count(len(found.refused))} unusable rows, which become dead letters" if found.refused else ""
-    console.print(f"{safe(uri)} holds {count(usable)} documents{bad}", soft_wrap=True)
+    console.print(f"{safe(uri)} holds {counted(usable, 'document')}{bad}", soft_wrap=True)
     for refusal in found.refused[:SHOWN]:
         console.print(f"  {safe(str(refusal.row))}", soft_wrap=True)
     place = f"{provider.base_url} " if provider is not None else ""

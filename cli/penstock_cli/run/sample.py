@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import Document
 
-MAX_SAMPLE = 10_000  # more is a job of its own
 _FOLDER = "samples"
 _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
     (

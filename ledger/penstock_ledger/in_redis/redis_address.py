@@ -26,6 +26,8 @@ from redis import sentinel
 from redis.asyncio import sentinel as async_sentinel
 from redis.connection import parse_url
 
+from penstock_ledger.redaction import is_secret_option
+
 SERVER_SCHEMES: Final = ("redis", "rediss", "unix")
 SENTINEL_SCHEMES: Final = ("sentinel", "sentinels")
 REDIS_TIMEOUT_S: Final = 15.0
@@ -36,7 +38,6 @@ REDIS_CONNECT_TIMEOUT_S: Final = 5.0
 SENTINEL_PORT: Final = 26379
 SENTINEL_TIMEOUT_S: Final = 2.0  # to connect to one, and for its answer; then the next one is asked
 _OWN_OPTIONS: Final = ("service", "sentinel_username", "sentinel_password")
-_SECRETS: Final = ("password", "sentinel_password")
 
 
 @dataclass(frozen=True)
@@ -175,8 +176,8 @@ def without_secrets(url: str) -> str:
     login, at, hosts = parts.netloc.rpartition("@")
     user, colon, _ = login.partition(":")
     query = parts.query
-    if any(name in _SECRETS for name, _ in parse_qsl(query)):
-        query = "&".join(f"{name}={'…' if name in _SECRETS else value}" for name, value in parse_qsl(query))
+    if any(is_secret_option(name) for name, _ in parse_qsl(query)):
+        query = "&".join(f"{name}={'…' if is_secret_option(name) else value}" for name, value in parse_qsl(query))
     if not parts.netloc:  # a file: urlunsplit would drop two of the slashes of sqlite:////srv/p.db
         return url.replace(parts.query, query) if parts.query else url
     return urlunsplit(parts._replace(netloc=f"{user}{colon}{'…' if colon else ''}{at}{hosts}", query=query))

@@ -1,7 +1,4 @@
-"""One place in a bucket: requests with bounded patience, and what their failures mean for the person who chose the place.
-
-boto3 is imported when the first bucket is used: it is an extra (`pip install penstock[s3]`).
-"""
+"""One place in a bucket: requests with bounded patience, and what their failures mean for the person who chose the place."""
 
 from __future__ import annotations
 
@@ -10,12 +7,11 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from penstock_producer.bucket.connect import connected
 from penstock_producer.errors import SinkError, SinkTaken
 
 __all__ = ["Bucket", "Head", "NotThere", "s3_client"]
 
-CONNECT_TIMEOUT_S: Final = 10
-READ_TIMEOUT_S: Final = 60
 TRIES: Final = 5  # per request, boto3's own, with backoff
 CHUNK_BYTES: Final = 1024 * 1024  # of an object that is read
 SMALL_BYTES: Final = 16 * 1024 * 1024  # of an object that is read whole
@@ -152,15 +148,11 @@ class Bucket:
 
 
 def s3_client(endpoint_url: str | None = None) -> Any:
-    """A boto3 client with bounded patience. Credentials and region are boto3's own affair."""
+    """A client for writing. Raises SinkError without boto3."""
     try:
-        import boto3
-        from botocore.config import Config
+        return connected(endpoint_url, tries=TRIES)
     except ImportError as error:
         raise SinkError("writing to s3:// needs boto3; `pip install penstock[s3]`") from error
-    retries = {"mode": "standard", "total_max_attempts": TRIES}
-    config = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=retries)
-    return boto3.client("s3", endpoint_url=endpoint_url, config=config)
 
 
 def _explain(verb: str, uri: str, bucket: str, code: str, error: Exception) -> str:

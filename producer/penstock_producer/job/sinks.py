@@ -6,20 +6,18 @@ fleet, that of the command in `penstock run` and `penstock results`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
-from penstock_ledger.redaction import is_secret_name, looks_secret, remember_url
+from penstock_ledger.redaction import is_secret_option, looks_secret, remember_url
 from penstock_producer.errors import Problem, SinkUnfit
+from penstock_producer.source_names import BY_VARIABLE, POSTGRESQL, SQLITE, variable_in
 
-__all__ = ["into_problem", "into_url", "is_secret_option", "sink_problems"]
+__all__ = ["into_problem", "into_url", "sink_problems"]
 
-VARIABLE: Final = "env:"
-SCHEMES: Final = ("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg")
+SCHEMES: Final = (*SQLITE, *POSTGRESQL)
 MAX_CHARS: Final = 2_000
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _HAS_ONE: Final = "the URL holds a password (it is not shown), and a job is stored and shown"
 _OTHER_WAYS: Final = (
     "leave it out of the URL: write env:NAME, where the variable NAME of the process that writes holds the whole URL, or keep "
@@ -51,8 +49,8 @@ def sink_problems(
 def into_problem(into: str) -> tuple[str, str] | None:
     """What is wrong with it and how to put it right; None when it can be stored."""
     usual = "write sqlite:///file, postgresql://user@host/database, or env:NAME"
-    if into.startswith(VARIABLE):
-        if _NAME.fullmatch(into.removeprefix(VARIABLE)):
+    if into.startswith(BY_VARIABLE):
+        if variable_in(into) is not None:
             return None
         return "what follows env: is not the name of a variable (it is not shown)", "write its name, as env:SHOP_URL"
     if len(into) > MAX_CHARS:
@@ -69,16 +67,11 @@ def into_problem(into: str) -> tuple[str, str] | None:
     return None
 
 
-def is_secret_option(name: str) -> bool:
-    """Whether an option in a URL's query holds a secret: `password`, `sslpassword`, `token`."""
-    return name.lower().endswith("password") or is_secret_name(name)
-
-
 def into_url(into: str, variables: Mapping[str, str]) -> str:
     """The URL itself. Its secrets are kept out of everything that this process says. Raises SinkUnfit."""
     url: str | None = into
-    if into.startswith(VARIABLE):
-        name = into.removeprefix(VARIABLE)
+    if into.startswith(BY_VARIABLE):
+        name = into.removeprefix(BY_VARIABLE)
         url = variables.get(name)
         if not url:
             raise SinkUnfit(

@@ -149,6 +149,7 @@ class _Reader:
         self._written: dict[str, str] = {}
 
     def read(self) -> tuple[str | None, str | None, Mapping[str, Any], RunSection, Node, Mapping[str, str]]:
+        """Raises SpecError with every problem of the file."""
         if not isinstance(self._root.value, dict):
             self._add(
                 Problem(

@@ -40,6 +40,7 @@ class Work:
         self._shown = 0
 
     def spend(self, units: int) -> None:
+        """``units`` are about a character each. Raises RenderFailed where a record has used up its share."""
         self._left -= units
         if self._left < 0:
             raise RenderFailed(
@@ -68,6 +69,7 @@ class Work:
         return between.join(parts)
 
     def check(self, chars: int) -> None:
+        """Raises TextTooLong for more characters than a prompt may have."""
         if chars > self._max_chars:
             raise TextTooLong("prompt", self._max_chars)
 

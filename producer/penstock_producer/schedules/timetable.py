@@ -7,6 +7,7 @@ that begin with `*` in minute or hour go by real time: `*/30 * * * *` comes ever
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -22,9 +23,8 @@ __all__ = ["Timetable"]
 
 CRON_MAX_CHARS: Final = 200
 CRON_FIELDS: Final = 5
-LOOKED_AT_ONCE: Final = (
-    1_000  # planned times; a schedule that slept for longer is looked at from the middle of its sleep on
-)
+MINUTE_S: Final = 60.0  # no two planned times are closer
+LOOKED_AT_ONCE: Final = 1_000  # planned times; of a longer sleep the second half is looked at first
 FORMAT: Final = "%Y-%m-%d %H:%M"
 
 
@@ -52,16 +52,28 @@ class Timetable:
 
     def latest(self, first: float, until: float, most: int) -> list[float]:
         """The last planned times from ``first``, which is one of them, to ``until``, at most ``most``, the oldest first."""
-        found: deque[float] = deque([first], maxlen=most)
-        start = first
+        found: deque[float] = deque([first], maxlen=most)  # those up to ``begin``
+        begin, end = first, until  # the answer begins between them: what lies there is halved by each look
+        start = begin
         while True:
-            for looked, planned in enumerate(self._from(start)):
-                if planned > until:
-                    return list(found)
-                found.append(planned)
-                if looked >= LOOKED_AT_ONCE:
-                    break
-            start = max(found[-1], (found[-1] + until) / 2)
+            some: deque[float] = deque(maxlen=most)
+            is_last = self._look(start, until, some)
+            if is_last and (start == begin or len(some) == most):
+                return [*found, *some][-most:]
+            if is_last:
+                end = start  # too few behind it
+            else:
+                begin = some[-1]
+                found.extend(some)
+            start = (begin + end) / 2 if end - begin > MINUTE_S else begin
+
+    def _look(self, start: float, until: float, found: deque[float]) -> bool:
+        """Note the planned times after ``start``; whether these are all to ``until``, and not LOOKED_AT_ONCE of them."""
+        for planned in itertools.islice(self._from(start), LOOKED_AT_ONCE):
+            if planned > until:
+                return True
+            found.append(planned)
+        return False
 
     def shown(self, at: float) -> str:
         """A time as people read it, in the schedule's own zone."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
-from penstock_producer.answers import answer_text
+from penstock_producer.texts_in_bodies import answer_text
 
 __all__ = ["FLOAT32_BYTES", "parsed", "text_of", "vectors_of"]
 

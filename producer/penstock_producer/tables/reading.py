@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from penstock_ledger import CommitOrder, Database, Place
 from penstock_ledger.model import DeadLetter, Job, Result
-from penstock_producer.cursors import cursor_text, place_in
 from penstock_producer.outputs import output_line
 from penstock_producer.tables.columns import Row, Table
+from penstock_producer.tables.cursors import cursor_text, place_in
 
 __all__ = ["Lines", "Reading"]
 

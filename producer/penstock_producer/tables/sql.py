@@ -8,9 +8,9 @@ from typing import Any, Final
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
-from penstock_ledger.redaction import HIDDEN, redact, remember_url
+from penstock_ledger.redaction import HIDDEN, is_secret_option, redact, remember_url
 from penstock_producer.errors import SinkUnfit
-from penstock_producer.job.sinks import is_secret_option
+from penstock_producer.source_names import POSTGRESQL, SQLITE
 from penstock_producer.tables.csv_form import vector_text
 
 __all__ = ["for_postgresql", "for_sqlite", "opened", "quoted", "shown_url"]
@@ -76,9 +76,9 @@ def _parsed(url: str) -> URL:
     except (ArgumentError, ValueError):  # the second: of a port that is no number
         fix = "use sqlite:///file or postgresql://…"
         raise SinkUnfit(f"what was given (it is not shown) is not the URL of a database: {fix}") from None
-    if parsed.drivername in ("sqlite", "sqlite+pysqlite") and parsed.database not in (None, "", ":memory:"):
+    if parsed.drivername in SQLITE and parsed.database not in (None, "", ":memory:"):
         return parsed
-    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+    if parsed.drivername in POSTGRESQL:
         if util.find_spec("psycopg") is None:
             raise SinkUnfit(f"{parsed.drivername}:// needs psycopg: pip install 'penstock[postgres]'")
         return parsed.set(drivername="postgresql+psycopg")

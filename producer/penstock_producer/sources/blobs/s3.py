@@ -2,8 +2,7 @@
 
 Workers read models and adapters with it, which lie under a prefix (``S3Prefix``).
 
-boto3 is imported when the first object is opened: it is an extra (`pip install penstock[s3]`). Credentials and region
-are boto3's own; an endpoint comes from the setting `s3_endpoint_url` or boto3's AWS_ENDPOINT_URL_S3.
+An endpoint comes from the setting `s3_endpoint_url`, else from what boto3 reads (AWS_ENDPOINT_URL_S3).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from penstock_producer.bucket.connect import connected
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
 
 __all__ = ["Listed", "S3Files", "S3Object", "S3Prefix"]
@@ -20,8 +20,6 @@ __all__ = ["Listed", "S3Files", "S3Object", "S3Prefix"]
 KIND = "s3"
 # One GET. A feeder waits for room in the queue between reads, so no connection is held open for longer than this takes.
 RANGE_BYTES = 8 * 1024 * 1024
-CONNECT_TIMEOUT_S = 10
-READ_TIMEOUT_S = 60
 TRIES = 4  # boto3's own, with backoff; after that the feed pauses and comes back
 
 
@@ -68,6 +66,7 @@ class S3Object:
             offset += len(chunk)
 
     def read(self, offset: int, length: int) -> bytes:
+        """Bytes of the object. Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
         pin = self.pin()
         etag = pin["etag"]
         if offset + length > int(pin["size"]):
@@ -193,13 +192,6 @@ def _ask(uri: str, request: Callable[[], Any]) -> Any:
 
 def _client(endpoint_url: str | None) -> Any:
     try:
-        import boto3
-        from botocore.config import Config
+        return connected(endpoint_url, tries=TRIES)
     except ImportError as error:
         raise SourceUnavailable("reading s3:// needs boto3 on this machine; `pip install penstock[s3]`") from error
-    config = Config(
-        connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
-        retries={"mode": "standard", "total_max_attempts": TRIES},
-    )
-    return boto3.client("s3", endpoint_url=endpoint_url, config=config)

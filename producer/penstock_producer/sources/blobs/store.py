@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
+from penstock_producer.bucket.connect import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
-from penstock_producer.sources.blobs.s3 import CONNECT_TIMEOUT_S, RANGE_BYTES, READ_TIMEOUT_S, TRIES, Listed
+from penstock_producer.sources.blobs.s3 import RANGE_BYTES, TRIES, Listed
 
 SCHEMES: Final = ("gs", "az")  # also the kinds of their pins
 _PAGE: Final = 1_000
@@ -57,6 +58,7 @@ class StoreObject:
             offset += len(chunk)
 
     def read(self, offset: int, length: int) -> bytes:
+        """Bytes of the object. Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
         import obstore
 
         pin = self.pin()

@@ -6,16 +6,15 @@ is stored with the job and shown: every process that reads the table looks the p
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock_ledger.redaction import remember, remember_url
+from penstock_ledger.redaction import is_secret_option, remember, remember_url
 from penstock_producer.errors import SourceError, SourceUnavailable, seen
 from penstock_producer.settings import variable
-from penstock_producer.source_names import BY_VARIABLE
+from penstock_producer.source_names import BY_VARIABLE, POSTGRESQL, SQLITE, variable_in
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["KIND", "Address", "address_of", "whole"]
 
 KIND: Final = "table"  # of a pin
-
-_SQLITE: Final = ("sqlite", "sqlite+pysqlite")
-_POSTGRESQL: Final = ("postgresql", "postgres", "postgresql+psycopg")
-_VARIABLE: Final = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
-_SECRETS: Final = ("password", "sslpassword")  # of a URL's query
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +45,13 @@ def address_of(where: str) -> Address:
     """Raises SourceError for a name that cannot be used, and SourceUnavailable for a variable that is not set here."""
     if not where.startswith(BY_VARIABLE):
         return _addressed(None, where)
-    named = _VARIABLE.fullmatch(where)
-    if named is None:
+    name = variable_in(where)
+    if name is None:
         raise SourceError("invalid_url", f"{seen(where)} names no variable; write env:NAME, as env:WAREHOUSE_URL")
-    value = variable(named[1])
+    value = variable(name)
     if not value:
         raise SourceUnavailable(
-            f"{where}: the variable {named[1]} is not set in this process; set it to the URL of the database, here and for "
+            f"{where}: the variable {name} is not set in this process; set it to the URL of the database, here and for "
             "control processes and workers"
         )
     return _addressed(where, value)
@@ -78,9 +72,10 @@ def _addressed(name: str | None, given: str) -> Address:
             f"{place} is not the URL of a database: write sqlite:///file.db or postgresql://user@host/database, and "
             "%-encode what is special in user and password",
         ) from None
-    secrets = [url.password, *(url.query.get(option) for option in _SECRETS)]
+    options = [option for option in url.query if is_secret_option(option)]
+    secrets = [url.password, *(url.query[option] for option in options)]
     remember(*(secret for secret in secrets if isinstance(secret, str)))
-    shown = name or url.difference_update_query(_SECRETS)._replace(password=None).render_as_string()
+    shown = name or url.difference_update_query(options)._replace(password=None).render_as_string()
     if name is None and any(secrets):
         raise SourceError(
             "password_in_url",
@@ -88,7 +83,7 @@ def _addressed(name: str | None, given: str) -> Address:
             "export WAREHOUSE_URL=postgresql://… and name the source env:WAREHOUSE_URL, or put the password into PGPASSWORD "
             "or ~/.pgpass",
         )
-    return _sqlite(name, url, shown) if url.drivername in _SQLITE else _postgresql(name, url, shown)
+    return _sqlite(name, url, shown) if url.drivername in SQLITE else _postgresql(name, url, shown)
 
 
 def _sqlite(name: str | None, url: URL, shown: str) -> Address:
@@ -104,7 +99,7 @@ def _sqlite(name: str | None, url: URL, shown: str) -> Address:
 
 
 def _postgresql(name: str | None, url: URL, shown: str) -> Address:
-    if url.drivername not in _POSTGRESQL:
+    if url.drivername not in POSTGRESQL:
         raise SourceError(
             "unsupported_source",
             f"{shown}: tables are read from postgresql:// and sqlite://; write those of {url.drivername} into a Parquet or "

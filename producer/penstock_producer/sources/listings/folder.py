@@ -34,6 +34,7 @@ class LocalFolder:
         return self._below("", order(after), 0)
 
     def named(self, name: str, size: int, tag: str) -> Entry:
+        """The file of a name that the survey gave, in bytes and with its tag of then. Raises BadReference."""
         parts = name.split("/")
         if not all(parts) or {".", ".."} & set(parts) or "\0" in name or not is_data(name):
             raise BadReference(f"{seen(name)} is no name of a file in {self.uri}")

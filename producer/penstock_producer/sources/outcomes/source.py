@@ -18,7 +18,6 @@ import orjson
 
 from penstock_ledger import JobNotFound, JobStore, OutcomeStore
 from penstock_ledger.model import DeadLetter, Job, Result
-from penstock_producer.answers import answer_text, sent_text
 from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document, Place
@@ -28,6 +27,7 @@ from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.media.parts import media_of
 from penstock_producer.sources.outcomes.where import Where
 from penstock_producer.tally import Tally
+from penstock_producer.texts_in_bodies import answer_text, sent_text
 
 KIND: Final = "job"
 MAX_PARSED_CHARS: Final = 1_000_000  # an answer longer than this is text, whatever it looks like

@@ -55,6 +55,7 @@ class _ParquetGroups:
         return depth_of(self._schema.field(column).type)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Rows of one row group, as pyarrow has them. Raises SourceError for a group of more than MAX_GROUP_BYTES."""
         size = self._file.metadata.row_group(group).total_byte_size
         if size > MAX_GROUP_BYTES:
             raise SourceError(

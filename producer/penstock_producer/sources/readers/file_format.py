@@ -32,7 +32,7 @@ class FileFormat(NamedTuple):
 
 
 def format_of(blob: Blob, given: str | None) -> FileFormat:
-    """``given`` is the job's word. Reads only where the name says nothing."""
+    """``given`` is the job's word. Reads only where the name says nothing. Raises SourceError for packed Parquet or Arrow."""
     packed, ending = _endings(blob.uri)
     named = _BY_ENDING.get(ending)
     if packed is None and named is None:

@@ -39,6 +39,7 @@ class SegmentNotes:
         self._last = ""
 
     def groups(self, uri: str, entries: Iterable[Entry]) -> Iterator[Group]:
+        """The files by thousands. Raises SourceError for more than MAX_FILES of them."""
         for some in _thousands(uri, entries):
             if self.files + len(some) > MAX_FILES:
                 raise SourceError(

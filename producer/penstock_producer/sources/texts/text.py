@@ -12,6 +12,7 @@ _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 def text_of(name: str, data: bytes, encoding: str) -> str:
+    """The text of one file. Raises RowFault for a file that holds none."""
     _check_name(name)
     plain = data.removeprefix(BOM)
     if not plain or plain.isspace():

@@ -74,7 +74,7 @@ def _append(file: IO[bytes], note: Path, job: Job, form: str, lines: Iterable[by
 
 
 def _noted(note: Path, job: Job, form: str, file: IO[bytes], path: Path) -> tuple[str | None, int]:
-    """The cursor, and how many bytes of the file are whole. Raises SinkError for a file that is not ours to continue."""
+    """The cursor, and how many bytes of the file are whole. Raises SinkError for a file that was begun otherwise."""
     size = os.fstat(file.fileno()).st_size
     try:
         with note.open("rb") as kept:

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from penstock_ledger.model import Shard
 
-__all__ = ["Marks"]
+__all__ = ["SplitPoints"]
 
-MARKS_KEPT: Final = 1_024
+POINTS_KEPT: Final = 1_024
 """Far more than a source has shards, so that these differ by a few per cent in size."""
 
 
-class Marks:
+class SplitPoints:
     """Cursors by the number of rows before them. Each time there are too many, every second one goes."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Marks:
     def note(self, rows: int, cursor: Mapping[str, Any]) -> int:
         """``cursor`` is that of row number ``rows``; returns the number of the next row whose cursor is wanted."""
         self._kept[rows] = dict(cursor)
-        if len(self._kept) > MARKS_KEPT:
+        if len(self._kept) > POINTS_KEPT:
             self._spacing *= 2
             self._kept = {before: kept for before, kept in self._kept.items() if before % self._spacing == 0}
         return rows - rows % self._spacing + self._spacing
