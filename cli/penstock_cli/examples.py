@@ -64,6 +64,7 @@ REFUSED: Final = _examples("penstock refused --limit 5")
 SCHEDULE_ADD: Final = _examples(
     'penstock schedule add "0 1 * * *" s3://corpora/tickets.jsonl --timezone Europe/Berlin --prompt "Sum up: {text}" --model m',
     'penstock schedule add "*/30 6-20 * * MON-FRI" /data/in.jsonl --name office-hours --catch-up skip --model m',
+    'penstock schedule add "*/5 * * * *" s3://corpora/incoming/ --new-files --prompt "Sum up: {text}" --model m',
 )
 SCHEDULE_LIST: Final = _examples("penstock schedule list", "penstock schedule list tickets")
 SCHEDULE_PAUSE: Final = _examples("penstock schedule pause tickets")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import DatabaseUnavailable as DatabaseUnavailable
     from penstock_ledger.errors import DatabaseUnusable as DatabaseUnusable
     from penstock_ledger.errors import FeedLost as FeedLost
+    from penstock_ledger.errors import FilesTaken as FilesTaken
     from penstock_ledger.errors import JobClosed as JobClosed
     from penstock_ledger.errors import JobConflict as JobConflict
     from penstock_ledger.errors import JobError as JobError
@@ -122,7 +123,7 @@ else:
             "penstock_ledger.in_redis.causes": "Cause CauseBook",
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.errors": (
-                "DatabaseUnavailable DatabaseUnusable FeedLost JobClosed JobConflict JobError JobNotFound "
+                "DatabaseUnavailable DatabaseUnusable FeedLost FilesTaken JobClosed JobConflict JobError JobNotFound "
                 "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost RedisForgot "
                 "RedisUnfit ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
             ),

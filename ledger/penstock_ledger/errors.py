@@ -211,6 +211,13 @@ class ScheduleExists(LedgerError):
         )
 
 
+class FilesTaken(LedgerError):
+    """Another job of the schedule took one of these new files meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__("another job of this schedule has taken these files meanwhile; the next time looks again")
+
+
 class TooManySchedules(LedgerError):
     """There are as many schedules as the control loop looks after."""
 

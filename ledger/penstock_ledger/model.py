@@ -5,6 +5,7 @@ Everything here is a plain frozen value. Stores take and return these; nothing e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -24,6 +25,7 @@ __all__ = [
     "NewJob",
     "Result",
     "Shard",
+    "TakenFiles",
 ]
 
 SHARDS: Final = "shards"  # of the selection of a feed that is split: into how many parts
@@ -71,6 +73,14 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TakenFiles:
+    """What a job takes of a folder that a schedule watches: no later job of that schedule has it again."""
+
+    schedule_id: str
+    files: Sequence[bytes]  # a key for the place and version of each
+
+
+@dataclass(frozen=True, slots=True)
 class NewJob:
     """A job as it is submitted, before the ledger has accepted it."""
 
@@ -84,6 +94,7 @@ class NewJob:
     total: int | None  # documents in the source, bad rows included; None while an open job is not closed
     feed_kind: FeedKind = FeedKind.SOURCE
     shards: tuple[Shard, ...] = ()  # of its first feed, in the source's order; none: one leader reads all of it
+    taken: TakenFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class FiringOutcome(StrEnum):
     STARTED = "started"
     SKIPPED = "skipped"
     FAILED = "failed"
+    NOTHING_NEW = "nothing_new"  # a watched folder held no file that earlier jobs had not taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class NewSchedule:
     cron: str  # five fields
     timezone: str  # a name of the IANA database
     # What a submit would take: the job options as penstock_producer.job.spec.JobSpec has them, and the source by the
-    # argument's name, {"source": "s3://bucket/key"}.
+    # argument's name, {"source": "s3://bucket/key"}; {"new_files": "s3://bucket/prefix/"} for a watched folder.
     spec: dict[str, Any]
     source: dict[str, Any]
     catch_up: CatchUp

@@ -27,7 +27,18 @@ from penstock_ledger import (
     Spool,
     open_database,
 )
-from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result, Shard
+from penstock_ledger.model import (
+    Counts,
+    DeadLetter,
+    FeedKind,
+    ItemKey,
+    Job,
+    JobState,
+    NewJob,
+    Result,
+    Shard,
+    TakenFiles,
+)
 from penstock_ledger.vectors import Vectors
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
@@ -46,7 +57,8 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.blobs.unpacked import MEMBERS
 from penstock_producer.sources.databases.source import key_pages
 from penstock_producer.sources.media.places import NEWEST
-from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
+from penstock_producer.sources.new_files import Taken, taken_by
+from penstock_producer.sources.open import DOOR, REMOTE, open_new_files, open_source, unchanged
 from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
 from penstock_producer.sources.outcomes.where import Where
 from penstock_producer.sources.overrides import Overrides
@@ -177,6 +189,29 @@ class Producer:
             return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
         found = survey(opened, spec, progress)
         return self._create_surveyed(spec, found, job_key, key_pages(opened), started_by=started_by)
+
+    def submit_new_files(
+        self,
+        source: str,
+        spec: JobSpec | Mapping[str, Any],
+        taken: Taken,
+        *,
+        job_key: str,
+        started_by: Mapping[str, Any],
+        timeout_s: float | None = None,
+    ) -> tuple[Job | None, int]:
+        """Accept those files of a folder, prefix or pattern as one job that ``taken`` does not know; None for no such file.
+
+        For schedules; the job and what it takes are written together. The number is of files that may still be written,
+        and were left for the next time. Raises as ``submit``, and FilesTaken.
+        """
+        spec = self._accepted(spec)
+        opened, unsettled = open_new_files(source, spec, self._settings, taken, timeout_s=timeout_s)
+        if opened is None:
+            return None, unsettled
+        found = survey(opened, spec)
+        files = TakenFiles(str(started_by["schedule_id"]), taken_by(found.pin))
+        return self._create_surveyed(spec, found, job_key, started_by=started_by, taken=files), unsettled
 
     def submit_from(
         self,
@@ -390,14 +425,16 @@ class Producer:
         job_key: str | None,
         keys: Iterable[bytes] = (),
         started_by: Mapping[str, Any] | None = None,
+        taken: TakenFiles | None = None,
     ) -> Job:
         self._check_estimate(spec, found.estimate)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._database.is_sqlite)
         shards = found.split_points.split(found.total, plan.feeders)
         return self._create(
-            spec, found.pin, found.total, job_key, refusals, started_by=started_by, shards=shards, keys=keys
-        )
+            spec, found.pin, found.total, job_key, refusals,
+            started_by=started_by, shards=shards, keys=keys, taken=taken,
+        )  # fmt: skip
 
     def _create(
         self,
@@ -410,6 +447,7 @@ class Producer:
         started_by: Mapping[str, Any] | None = None,
         shards: tuple[Shard, ...] = (),
         keys: Iterable[bytes] = (),
+        taken: TakenFiles | None = None,
     ) -> Job:
         if job_key is not None:
             _check_key(job_key)
@@ -428,6 +466,7 @@ class Producer:
             total=total,
             feed_kind=feed_kind,
             shards=shards,
+            taken=taken,
         )
         letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
         job, _ = self._jobs.create(new, letters, keys)

@@ -28,6 +28,7 @@ ERRORS = sorted(
 )
 NOT_FOR_SERVICES = {
     "FeedLost",
+    "FilesTaken",
     "RedisForgot",
     "RedisUnfit",
     "WireError",

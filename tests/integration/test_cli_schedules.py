@@ -80,6 +80,18 @@ def test_a_schedule_is_added_and_fires(terminal: Terminal) -> None:
     assert shown["source"] == {"source": str(terminal.folder / "tickets.jsonl")}
 
 
+def test_a_watched_folder_is_added_and_shown(terminal: Terminal) -> None:
+    """Typed without its whole path: the list says what is watched, and that nothing new was there."""
+    (terminal.folder / "in").mkdir()
+    added = terminal.type("schedule", "add", "0 1 * * *", "in/", "--new-files", "--prompt", "{text}", "--model", "m")
+    assert added.startswith("in starts at ")
+    terminal.let_its_time_come()
+    terminal.turn_control()
+    listed = terminal.type("schedule", "list", "in")
+    assert f"source: new files of {terminal.folder}/in/" in listed
+    assert "nothing_new: no new file" in listed
+
+
 def test_a_source_that_is_not_there_is_shown(terminal: Terminal) -> None:
     """The schedule says what it waits for, in the list of all and alone."""
     terminal.type(*ADD)

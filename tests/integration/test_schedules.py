@@ -5,89 +5,28 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
+from night import DAY, NOON, ONE, SPEC, Night, join_starts
 
 from penstock_ledger import (
-    Database,
-    Firing,
     FiringOutcome,
     JobConflict,
     JobState,
-    JobStore,
     Schedule,
     ScheduleExists,
     ScheduleNotFound,
-    ScheduleStore,
     TooManySchedules,
     open_database,
     purge_job,
 )
 from penstock_ledger.stores import schedules as schedule_store
-from penstock_producer import Producer, ProducerSettings, ScheduleError, Schedules, SpecError
+from penstock_producer import ScheduleError, SpecError
 from penstock_producer.schedules.marks import started_by
 from penstock_workers.control.schedules import starts
-from penstock_workers.control.schedules.schedule_steps import HOLD_S, LOOK_S, RETRY_S, TRIES_MAX, WAIT_S, ScheduleSteps
-from penstock_workers.control.schedules.start_job import start_job
-
-SPEC = {"prompt": "Summarise: {text}", "model": "m"}
-DAY = 86_400.0
-NOON = datetime(2026, 3, 9, 12, tzinfo=UTC).timestamp()
-ONE = datetime(2026, 3, 10, 1, tzinfo=UTC).timestamp()  # the first night
-
-
-class Night:
-    """A ledger, a clock that is set by hand, a source, and any number of control processes."""
-
-    def __init__(self, db: Database, folder: Path) -> None:
-        self.now = NOON
-        self.db = db
-        self.store = ScheduleStore(db, clock=lambda: self.now)
-        self.jobs = JobStore(db)
-        self.producer = Producer(ProducerSettings(), database=db)
-        self.schedules = Schedules(self.store, lambda spec: self.producer._accepted(spec))
-        self.source = folder / "tickets.jsonl"
-        self.write("first")
-
-    def write(self, text: str, source: Path | None = None) -> None:
-        (source or self.source).write_text(f'{{"id": 1, "text": "{text}"}}\n')
-
-    def add(self, name: str = "nightly", cron: str = "0 1 * * *", **more: object) -> Schedule:
-        source = more.pop("source", self.source)
-        return self.schedules.add(name, cron, source, SPEC, **more)  # type: ignore[arg-type]  # as each test says
-
-    def control(self, owner: str, start: Callable[[Schedule], str] | None = None) -> Process:
-        return Process(self, owner, start or partial(start_job, self.producer, self.jobs))
-
-    def firings(self, name: str = "nightly") -> list[Firing]:
-        return self.schedules.firings(name, 100)
-
-    def outcomes(self, name: str = "nightly") -> list[FiringOutcome]:
-        """Oldest first."""
-        return [firing.outcome for firing in reversed(self.firings(name))]
-
-
-class Process:
-    """One control process's part in schedules."""
-
-    def __init__(self, night: Night, owner: str, start: Callable[[Schedule], str]) -> None:
-        self._clock = 0.0
-        self.steps = ScheduleSteps(night.store, start, owner=owner, on_ended=lambda: None, clock=lambda: self._clock)
-
-    def look(self) -> None:
-        """One look; what it starts goes on in a thread."""
-        self._clock += LOOK_S
-        self.steps.look()
-
-    def turn(self, looks: int = 4) -> None:
-        """Look some times, each time until what was started has ended."""
-        for _ in range(looks):
-            self.look()
-            join_starts()
-        self.look()
+from penstock_workers.control.schedules.schedule_steps import HOLD_S, RETRY_S, TRIES_MAX, WAIT_S
+from penstock_workers.control.schedules.starts import Started
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -141,8 +80,9 @@ def test_two_control_processes_start_a_job_once(night: Night) -> None:
 def test_two_submits_of_one_time_are_one_job(night: Night) -> None:
     """Even if both processes believe that they hold the schedule, and even at the same moment, there is one job."""
     schedule = night.add()
-    found: list[str] = []
-    at_once([lambda: found.append(start_job(night.producer, night.jobs, schedule)) for _ in range(4)])
+    found: list[str | None] = []
+    start = night.start
+    at_once([lambda: found.append(start(schedule).job_id) for _ in range(4)])
     assert len(found) == 4
     assert len(set(found)) == len(night.jobs.list()) == 1
 
@@ -151,11 +91,12 @@ def test_a_process_that_dies_after_its_submit_is_followed_by_one_that_finds_the_
     """Killed between starting and writing down: the next one notes that job, although the source has changed since."""
     night.add()
     night.now = ONE + 1
-    submitted: list[str] = []
+    submitted: list[str | None] = []
 
-    def start_and_die(schedule: Schedule) -> str:
-        submitted.append(start_job(night.producer, night.jobs, schedule))
-        return submitted[0]
+    def start_and_die(schedule: Schedule) -> Started:
+        started = night.start(schedule)
+        submitted.append(started.job_id)
+        return started
 
     dying = night.control("a", start_and_die)
     dying.look()
@@ -177,7 +118,7 @@ def test_a_process_that_ends_hands_over_at_once(night: Night) -> None:
     night.add()
     night.now = ONE + 1
     hung = threading.Event()
-    ending = night.control("a", lambda _schedule: str(hung.wait(30)))
+    ending = night.control("a", lambda _schedule: Started(str(hung.wait(30))))
     ending.look()
     ending.steps.close()
     other = night.control("b")
@@ -299,10 +240,10 @@ def test_a_full_disk_is_told_and_tried_again(night: Night) -> None:
     night.add()
     is_full = [True]
 
-    def start(schedule: Schedule) -> str:
+    def start(schedule: Schedule) -> Started:
         if is_full[0]:
             raise OSError(28, "No space left on device")
-        return start_job(night.producer, night.jobs, schedule)
+        return night.start(schedule)
 
     control = night.control("a", start)
     night.now = ONE + 1
@@ -320,10 +261,10 @@ def test_a_source_that_hangs_stops_no_other_and_is_given_up(night: Night, monkey
     night.add("whole")
     released = threading.Event()
 
-    def start(schedule: Schedule) -> str:
+    def start(schedule: Schedule) -> Started:
         if schedule.name == "hangs":
             released.wait(60)
-        return start_job(night.producer, night.jobs, schedule)
+        return night.start(schedule)
 
     control = night.control("a", start)
     night.now = ONE + 1
@@ -435,13 +376,7 @@ def test_a_submit_by_hand_is_not_taken_for_the_schedules_own(night: Night) -> No
     night.add()
     night.producer.submit(night.source, {**SPEC, "max_attempts": 2}, job_key="nightly@2026-03-10T01:00Z")
     with pytest.raises(JobConflict, match="another spec or source"):
-        start_job(night.producer, night.jobs, night.store.get("nightly"))
-
-
-def join_starts() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "schedule-start":
-            thread.join(30)
+        night.start(night.store.get("nightly"))
 
 
 def at_once(works: Sequence[Callable[[], None]]) -> None:

@@ -101,6 +101,7 @@ ILL: dict[str, tuple[dict[str, str], str]] = {
     "PenstockControlFails": (
         {f'penstock_control_ticks_total{{{CONTROL},result="failed"}}': rising(400)}, CONTROL,
     ),
+    "PenstockScheduleFailed": ({f'penstock_schedule_firings_total{{{CONTROL},outcome="failed"}}': LATE_JUMP}, ""),
     "PenstockStoreSlow": ({f'penstock_store_seconds_bucket{{{ON},store="sql",le="0.1"}}': still(0)}, 'store="sql"'),
     "PenstockUnreadable": ({f"penstock_parked_unknown{{{CONTROL}}}": still(2)}, ""),
     "PenstockModelUnserved": ({f"penstock_unserved_items{{{CONTROL},{LANE}}}": still(7)}, LANE),

@@ -168,6 +168,13 @@ ALERTS: Final = (
         "they can reach both stores.",
     ),
     Alert(
+        "PenstockScheduleFailed", "warning", f'sum(increase({of.FIRINGS}{{outcome="failed"}}[1h])) > 0', "0m",
+        "{{ $value | humanize }} planned times of schedules started no job in the last hour",
+        "`penstock schedule list` names the schedule and the reason: a source that was away for five minutes, or one that only "
+        "an edit corrects (an empty or unreadable file, too many bad rows, a key that is taken). Its next time is tried as "
+        "usual; `penstock submit` runs the one that failed by hand.",
+    ),
+    Alert(
         "PenstockStoreSlow", "warning",
         f"histogram_quantile(0.95, sum by (le, store) (rate({of.STORE}_bucket[10m]))) > 1", "10m",
         "Settling in {{ $labels.store }} takes {{ $value | humanizeDuration }}",

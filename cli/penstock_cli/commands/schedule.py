@@ -56,6 +56,14 @@ def add(
         bool,
         typer.Option("--overlap", help="Start a job although an earlier one has not ended.", rich_help_panel=WHEN),
     ] = False,
+    new_files: Annotated[
+        bool,
+        typer.Option(
+            "--new-files",
+            help="SOURCE is a folder, prefix or pattern: each job has its files that no earlier job of the schedule took.",
+            rich_help_panel=WHEN,
+        ),
+    ] = False,
 ) -> None:
     """Submit a source again and again, at the times of a cron expression.
 
@@ -79,6 +87,7 @@ def add(
                 timezone=timezone,
                 catch_up=catch_up,
                 overlap=overlap,
+                new_files=new_files,
             )
         except SpecError as error:
             raise given.refusal(error) from error
@@ -186,10 +195,11 @@ def _row(schedule: Schedule, firings: list[Firing]) -> list[str]:
 
 def _print_one(schedule: Schedule, firings: list[Firing]) -> None:
     from penstock_cli.show.text import safe
+    from penstock_producer.schedules.marks import shown_source
 
     overlap = "may overlap" if schedule.overlap else "no overlap"
     typer.echo(f"{schedule.name}  {schedule.cron} {schedule.timezone}  catch-up {schedule.catch_up}, {overlap}")
-    typer.echo(f"source: {safe(str(schedule.source['source']))}")
+    typer.echo(f"source: {safe(shown_source(schedule))}")
     typer.echo(f"next: {_next(schedule)}")
     for firing in firings:
         typer.echo(_in_words(schedule, firing))

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0006"  # the newest migration; revisions sort by their number
+HEAD: Final = "0007"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -224,4 +224,13 @@ firings = Table(
     Column("reason", Words),
     Column("noted_at", Double, nullable=False),
     PrimaryKeyConstraint("schedule_id", "planned_at", name="firings_pkey"),
+)
+
+# Files of a watched folder that jobs of a schedule have: 16 bytes for the place and version of each.
+taken_files = Table(
+    "taken_files",
+    metadata,
+    Column("schedule_id", Id, nullable=False),
+    Column("file", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("schedule_id", "file", name="taken_files_pkey"),
 )

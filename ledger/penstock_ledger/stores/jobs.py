@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, literal_column, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, literal_column, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
 
-from penstock_ledger.errors import JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
-from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob
-from penstock_ledger.sql.tables import jobs, outcomes, spool
+from penstock_ledger.errors import FilesTaken, JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
+from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob, TakenFiles
+from penstock_ledger.sql.tables import jobs, outcomes, spool, taken_files
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.feeds import FeedStore, add_feed
 from penstock_ledger.stores.outcome_insert import insert_outcomes
@@ -44,7 +45,7 @@ class JobStore(FeedStore):
 
         ``keys`` are the pages of the rows' keys, where the source is a table; they may be read twice.
         Returns the job and whether it is new: the same key again returns the job that has it.
-        Raises JobConflict when the key is taken by a job with another digest.
+        Raises JobConflict when the key is taken by a job with another digest, and FilesTaken.
         """
         letters = list(refused)  # the transaction may be repeated
         created, row = self._db.write(lambda connection: self._create(connection, job, letters, keys))
@@ -134,7 +135,18 @@ class JobStore(FeedStore):
             add_feed(connection, job.job_id, 1, job.feed_kind, parts=job.shards)
             _insert_refused(connection, refused)
             insert_pages(connection, job.job_id, keys)
+            if job.taken is not None:
+                _take(connection, job.taken)
         return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
+
+
+def _take(connection: Connection, taken: TakenFiles) -> None:
+    """With the job, or not at all: no process that dies in between leaves a file without its job, or with two."""
+    rows = [{"schedule_id": taken.schedule_id, "file": file} for file in taken.files]
+    try:
+        connection.execute(insert(taken_files), rows)
+    except IntegrityError:
+        raise FilesTaken from None
 
 
 def _differences(known: Job, new: NewJob) -> list[str]:

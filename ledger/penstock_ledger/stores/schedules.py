@@ -18,7 +18,7 @@ from penstock_ledger.errors import ScheduleExists, ScheduleNotFound, TooManySche
 from penstock_ledger.model import JobState
 from penstock_ledger.schedule import CatchUp, Decision, Firing, FiringOutcome, NewSchedule, Schedule
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import firings, jobs, schedules
+from penstock_ledger.sql.tables import firings, jobs, schedules, taken_files
 from penstock_ledger.stored_values import json_text
 
 SCHEDULES_MAX: Final = 1_000  # the control loop reads the due ones every few seconds, `schedule list` all of them
@@ -93,6 +93,7 @@ class ScheduleStore:
         def forget(connection: Connection) -> int:
             found = connection.execute(select(schedules.c.schedule_id).where(schedules.c.name == name)).scalar()
             connection.execute(delete(firings).where(firings.c.schedule_id == found))
+            connection.execute(delete(taken_files).where(taken_files.c.schedule_id == found))
             return connection.execute(delete(schedules).where(schedules.c.name == name)).rowcount
 
         if self._db.write(forget) == 0:
@@ -147,6 +148,13 @@ class ScheduleStore:
         """Write what came of a planned time, and plan the next; False when that was decided meanwhile."""
         return self._db.write(lambda connection: self._decide(connection, schedule, decision))
 
+    def taken(self, schedule: Schedule, files: Sequence[bytes]) -> set[bytes]:
+        """Those of some files of a watched folder that jobs of this schedule have. At most some hundred at a time."""
+        query = select(taken_files.c.file).where(
+            taken_files.c.schedule_id == schedule.schedule_id, taken_files.c.file.in_(files)
+        )
+        return self._db.read(lambda connection: set(connection.execute(query).scalars()))
+
     def list(self) -> list[Schedule]:
         """By name."""
         query = select(schedules).order_by(schedules.c.name).limit(SCHEDULES_MAX)
@@ -160,13 +168,15 @@ class ScheduleStore:
         )
         if connection.execute(moved).rowcount != 1:
             return False
+        of_it = firings.c.schedule_id == schedule.schedule_id
+        if decision.outcome is FiringOutcome.NOTHING_NEW:  # the latest of them is enough, beside the jobs
+            connection.execute(delete(firings).where(of_it, firings.c.outcome == str(decision.outcome)))
         connection.execute(
             insert(firings).values(
                 schedule_id=schedule.schedule_id, planned_at=decision.planned_at, outcome=str(decision.outcome),
                 started_job=decision.job_id, reason=decision.reason, noted_at=time.time(),
             )
         )  # fmt: skip
-        of_it = firings.c.schedule_id == schedule.schedule_id
         oldest_kept = (
             select(firings.c.planned_at)
             .where(of_it)

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock_ledger import CatchUp, Firing, NewSchedule, Schedule, ScheduleStore
-from penstock_producer.errors import ScheduleError, seen
+from penstock_producer.errors import ScheduleError, SourceError, seen
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.schedules.marks import NEW_FILES, SOURCE
 from penstock_producer.schedules.timetable import Timetable
 from penstock_producer.source_names import is_database
 from penstock_producer.sources.databases.address import whole
+from penstock_producer.sources.listings.chosen import folder_and_pattern
+from penstock_producer.sources.new_files import refuse_texts
 
 __all__ = ["Schedules"]
 
@@ -39,9 +42,12 @@ class Schedules:
         timezone: str = "UTC",
         catch_up: CatchUp | str = CatchUp.ONCE,
         overlap: bool = False,
+        new_files: bool = False,
     ) -> Schedule:
         """Submit ``source`` with ``spec`` at the times of ``cron``, from now on. The source need not be there yet.
 
+        With ``new_files`` it is a folder, a prefix or a pattern, and each job has those of its files that no earlier job of
+        this schedule has.
         Raises ScheduleError, SpecError, ScheduleExists and TooManySchedules.
         """
         if _NAME.fullmatch(name) is None:
@@ -50,13 +56,16 @@ class Schedules:
                 "beginning with job_"
             )
         timetable = Timetable(cron, timezone)
+        accepted, whole_source = self._accepted(spec), _whole(source)
+        if new_files:
+            _check_watched(whole_source, accepted)
         new = NewSchedule(
             schedule_id=f"sched_{secrets.token_hex(_ID_BYTES)}",
             name=name,
             cron=timetable.cron,
             timezone=timezone,
-            spec=self._accepted(spec).to_json(),
-            source={"source": _whole(source)},
+            spec=accepted.to_json(),
+            source={NEW_FILES if new_files else SOURCE: whole_source},
             catch_up=_policy(catch_up),
             overlap=overlap,
             next_at=timetable.after(self._store.now()),
@@ -101,6 +110,17 @@ def _whole(source: str | Path) -> str:
         return text
     path = str(Path(text).absolute())
     return f"{path}/" if text.endswith("/") and path != "/" else path  # the slash says that it is a folder
+
+
+def _check_watched(source: str, spec: JobSpec) -> None:
+    if is_database(source) or folder_and_pattern(source) is None:
+        raise ScheduleError(
+            f"{seen(source)} is no folder that new files can come to; end it with a / or write a pattern such as in/*.jsonl"
+        )
+    try:
+        refuse_texts(source, spec.format)
+    except SourceError as error:
+        raise ScheduleError(str(error)) from None
 
 
 def _policy(given: CatchUp | str) -> CatchUp:

@@ -7,7 +7,10 @@ from typing import Any, Final
 
 from penstock_ledger import Job, Schedule
 
-__all__ = ["STARTED_BY", "is_of", "job_key", "mark", "started_by"]
+__all__ = ["NEW_FILES", "SOURCE", "STARTED_BY", "is_of", "job_key", "mark", "shown_source", "started_by"]
+
+SOURCE: Final = "source"  # of what a schedule submits: a path or URI that is read whole each time
+NEW_FILES: Final = "new_files"  # one of which each job has the files that no earlier one has
 
 STARTED_BY: Final = "started_by"  # of a pin: the schedule that the job belongs to, and the planned time
 
@@ -25,6 +28,12 @@ def mark(schedule: Schedule) -> dict[str, Any]:
 def is_of(job: Job, schedule: Schedule) -> bool:
     """Whether the job was started by this schedule, and not by hand or by another one that had its name."""
     return bool(job.source.get(STARTED_BY, {}).get("schedule_id") == schedule.schedule_id)
+
+
+def shown_source(schedule: Schedule) -> str:
+    """What is submitted, for people to read."""
+    watched = schedule.source.get(NEW_FILES)
+    return str(schedule.source[SOURCE]) if watched is None else f"new files of {watched}"
 
 
 def started_by(job: Job) -> tuple[str, str] | None:

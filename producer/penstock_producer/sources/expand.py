@@ -31,7 +31,7 @@ def row_files(chosen: Chosen) -> list[Blob]:
     if not chosen.pattern:
         entries = saved_dataset.shards(chosen.listing, entries) or entries
     for entry in entries:
-        _check(chosen, entry)
+        check(chosen, entry)
     return [chosen.listing.fresh(entry) for entry in entries]
 
 
@@ -51,7 +51,8 @@ def refuse_unreadable(path: str) -> None:
         raise cannot_open(path, error) from error
 
 
-def _check(chosen: Chosen, entry: Entry) -> None:
+def check(chosen: Chosen, entry: Entry) -> None:
+    """Raises SourceError for an entry that is no file of rows."""
     uri = shown(chosen.listing.uri, entry.name)
     if entry.fault is not None:
         raise SourceError(entry.fault.code, f"{uri}: {entry.fault.message} Fix: {entry.fault.fix}")

@@ -25,6 +25,7 @@ from penstock_producer.sources.databases.address import whole
 from penstock_producer.sources.expand import row_files
 from penstock_producer.sources.listings.chosen import choose
 from penstock_producer.sources.media.places import NEWEST, MediaPlaces, places_of
+from penstock_producer.sources.new_files import Taken, new_files, refuse_texts
 from penstock_producer.sources.readers.columnar_source import ColumnarSource
 from penstock_producer.sources.readers.csv_source import CsvSource
 from penstock_producer.sources.readers.file_format import FileFormat, format_of, format_of_pin
@@ -78,6 +79,24 @@ def open_source(
     if files.are_texts(spec.format):
         return text_files.TextFiles(files, spec, chosen.max_line_bytes, chosen.max_body_bytes, timeout_s=timeout_s)
     return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)])
+
+
+def open_new_files(
+    where: str, spec: JobSpec, settings: ProducerSettings, taken: Taken, *, timeout_s: float | None = None
+) -> tuple[FileSource | None, int]:
+    """What no earlier job has of a folder, a prefix or a pattern, and how many files may still be written.
+
+    The source is None where nothing is new. Raises SourceError and SpecError as ``open_source``.
+    """
+    chosen = choose(where, settings.s3_endpoint_url)
+    if chosen is None:
+        raise SourceError("unsupported_source", f"{seen(where)} is no folder; end it with a / or write a pattern")
+    refuse_texts(where, spec.format)
+    found = new_files(chosen, taken)
+    if not found.blobs:
+        return None, found.unsettled
+    files = [_of_blob(blob, spec, settings, timeout_s) for blob in found.blobs]
+    return several.SeveralFiles(where, files), found.unsettled
 
 
 def unchanged(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from penstock_ledger import FiringOutcome
 from penstock_producer.job.lanes import LANES
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
@@ -25,6 +26,7 @@ class Counters:
         self._by_lane = {name: Counter[str](dict.fromkeys(LANES, 0)) for name in _BY_LANE}
         self.windows: Mapping[str, int] = {}  # documents that may be outstanding, by lane
         self.ticks: Counter[str] = Counter(ok=0, failed=0)
+        self.firings = Counter[FiringOutcome](dict.fromkeys(FiringOutcome, 0))
         self.tick_s = 0.0
         self.rebuilds = 0
         self.leads = 0
@@ -40,6 +42,8 @@ class Counters:
             yield catalogue.WINDOW(window, lane)
         for result, number in self.ticks.items():
             yield catalogue.TICKS(number, result)
+        for outcome, number in self.firings.items():
+            yield catalogue.FIRINGS(number, str(outcome))
         yield catalogue.TICK_SECONDS(self.tick_s)
         yield catalogue.REBUILDS(self.rebuilds)
         yield catalogue.LEADS(self.leads)

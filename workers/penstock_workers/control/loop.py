@@ -74,11 +74,13 @@ class Control:
         self._steps = JobSteps(
             settings, database, hot, self._counters, owner=owner, outputs_written=self._wake.set, tracing=tracing
         )
+        schedules = ScheduleStore(database)
         self._schedules = ScheduleSteps(
-            ScheduleStore(database),
-            partial(start_job, Producer(settings, database=database), JobStore(database)),
+            schedules,
+            partial(start_job, Producer(settings, database=database), JobStore(database), schedules),
             owner=owner,
             on_ended=self._wake.set,
+            firings=self._counters.firings,
         )
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._fleet_figures = FleetFigures(hot, client)

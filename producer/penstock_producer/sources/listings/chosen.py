@@ -53,23 +53,35 @@ class Chosen:
 
 def choose(where: str, s3_endpoint_url: str | None = None) -> Chosen | None:
     """None where ``where`` names one file. Nothing is listed yet."""
-    scheme = where.partition("://")[0] if "://" in where else ""
-    if scheme not in ("", "s3", *SCHEMES):
+    parts = folder_and_pattern(where)
+    if parts is None:
         return None
-    if where.endswith("/") and not where.endswith("://"):
-        head, pattern = where, ""
-    elif _is_pattern(where, scheme):
-        start = min(where.index(sign) for sign in _signs(scheme) & set(where))
-        head, slash, _ = where[:start].rpartition("/")
-        head, pattern = head + slash, where[len(head + slash) :]
-    else:
-        return None
+    head, pattern = parts
+    scheme = _scheme(where)
     if scheme == "s3":
         return Chosen(BucketListing(S3Prefix(head, endpoint_url=s3_endpoint_url)), pattern)
     if scheme:
         return Chosen(BucketListing(StorePrefix(head)), pattern)
     depth = pattern.count("/") if pattern and "**" not in pattern else MAX_DEPTH
     return Chosen(LocalFolder(head, depth=depth, follow=bool(pattern)), pattern)
+
+
+def folder_and_pattern(where: str) -> tuple[str, str] | None:
+    """The place that files lie below, and the pattern of their names, empty for all; None where ``where`` names one file."""
+    scheme = _scheme(where)
+    if scheme not in ("", "s3", *SCHEMES):
+        return None
+    if where.endswith("/") and not where.endswith("://"):
+        return where, ""
+    if not _is_pattern(where, scheme):
+        return None
+    start = min(where.index(sign) for sign in _signs(scheme) & set(where))
+    head, slash, _ = where[:start].rpartition("/")
+    return head + slash, where[len(head + slash) :]
+
+
+def _scheme(where: str) -> str:
+    return where.partition("://")[0] if "://" in where else ""
 
 
 def _signs(scheme: str) -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -16,7 +17,7 @@ from penstock_ledger.redaction import redact
 from penstock_producer.errors import ScheduleError, SourceForbidden, SourceUnavailable
 from penstock_producer.schedules.due import Due, due
 from penstock_producer.schedules.timetable import Timetable
-from penstock_workers.control.schedules.starts import Start, Starts
+from penstock_workers.control.schedules.starts import Start, Started, Starts
 from penstock_workers.failure_log import FailureLog
 
 log = logging.getLogger(__name__)
@@ -35,15 +36,17 @@ class ScheduleSteps:
     def __init__(
         self,
         store: ScheduleStore,
-        start: Callable[[Schedule], str],
+        start: Callable[[Schedule], Started],
         *,
         owner: str,
         on_ended: Callable[[], None],
+        firings: Counter[FiringOutcome],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``start`` submits the job of a planned time and returns its id, in a thread."""
+        """``start`` submits the job of a planned time, in a thread; ``firings`` counts what came of the times decided here."""
         self._store = store
         self._owner = owner
+        self._firings = firings
         self._clock = clock
         self._starts = Starts(start, on_ended)
         self._failures = FailureLog(log)
@@ -92,7 +95,7 @@ class ScheduleSteps:
         why = schedule.waits_for or "no control process was there to start it"
         reason = f"missed ({why}); catch-up is {schedule.catch_up}, next is {timetable.shown(step.then)}"
         decision = Decision(schedule.next_at, outcome, step.then, reason=reason)
-        if self._store.decide(schedule, decision):
+        if self._decide(schedule, decision):
             log.warning("schedule %s: %s: %s", schedule.name, timetable.shown(schedule.next_at), reason)
 
     def _write_down(self, start: Start) -> None:
@@ -101,14 +104,20 @@ class ScheduleSteps:
         then, shown = timetable.after(schedule.next_at), timetable.shown(schedule.next_at)
         error = _error_of(start)
         if error is None:
-            job_id = start.job_id.result()
-            decision = Decision(schedule.next_at, FiringOutcome.STARTED, then, job_id=job_id)
-            if self._store.decide(schedule, decision):
-                # not INFO, which processes leave out: a night's work began, and this is the only line that says so
-                log.warning("schedule %s: %s: started job %s", schedule.name, shown, job_id)
+            self._started(schedule, start.result.result(), then, shown)
         else:
             self._failed(schedule, error, then, shown)
         self._starts.forget(start)
+
+    def _started(self, schedule: Schedule, started: Started, then: float, shown: str) -> None:
+        if started.job_id is None:
+            nothing = Decision(schedule.next_at, FiringOutcome.NOTHING_NEW, then, reason=started.why_not)
+            self._decide(schedule, nothing)
+            return
+        decision = Decision(schedule.next_at, FiringOutcome.STARTED, then, job_id=started.job_id)
+        if self._decide(schedule, decision):
+            # not INFO, which processes leave out: a night's work began, and this is the only line that says so
+            log.warning("schedule %s: %s: started job %s", schedule.name, shown, started.job_id)
 
     def _failed(self, schedule: Schedule, error: BaseException, then: float, shown: str) -> None:
         why = redact(str(error) or type(error).__name__)[:REASON_CHARS]
@@ -119,8 +128,15 @@ class ScheduleSteps:
             log.warning("schedule %s: %s: %s; tried again in %g s", schedule.name, shown, said, RETRY_S)
             return
         decision = Decision(schedule.next_at, FiringOutcome.FAILED, then, reason=why)
-        if self._store.decide(schedule, decision):
+        if self._decide(schedule, decision):
             log.error("schedule %s: %s: no job was started: %s", schedule.name, shown, why)
+
+    def _decide(self, schedule: Schedule, decision: Decision) -> bool:
+        """False when another process was first, which counts it."""
+        is_ours = self._store.decide(schedule, decision)
+        if is_ours:
+            self._firings[decision.outcome] += 1
+        return is_ours
 
     def _guarded(self, schedule: Schedule, work: Callable[[], None]) -> None:
         """One schedule's trouble does not stop the others."""
@@ -138,7 +154,7 @@ class ScheduleSteps:
 def _error_of(start: Start) -> BaseException | None:
     if start.hangs:
         return TimeoutError("reading the source hangs; look at the file system or the network that it lies on")
-    return start.job_id.exception()
+    return start.result.exception()
 
 
 def _may_pass(error: BaseException) -> bool:

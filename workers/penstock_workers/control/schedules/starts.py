@@ -15,22 +15,30 @@ OVERDUE_S = 3_900.0  # a submit ends its reading after an hour; one that has not
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """What a start came to: a job, or none, and why."""
+
+    job_id: str | None
+    why_not: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """The job of one planned time, being submitted."""
 
     schedule: Schedule
-    job_id: Future[str]
+    result: Future[Started]
     began: float  # monotonic seconds
 
     @property
     def hangs(self) -> bool:
-        return not self.job_id.done() and time.monotonic() - self.began > OVERDUE_S
+        return not self.result.done() and time.monotonic() - self.began > OVERDUE_S
 
 
 class Starts:
     """Belongs to the control thread. The threads are daemons: the process that holds the schedule next submits the same job."""
 
-    def __init__(self, start: Callable[[Schedule], str], on_ended: Callable[[], None]) -> None:
+    def __init__(self, start: Callable[[Schedule], Started], on_ended: Callable[[], None]) -> None:
         self._start = start
         self._on_ended = on_ended  # called in the starting thread
         self._under_way: dict[str, Start] = {}  # by schedule id; at most STARTS_AT_ONCE
@@ -41,7 +49,7 @@ class Starts:
 
     @property
     def has_room(self) -> bool:
-        self._given_up = [start for start in self._given_up if not start.job_id.done()]
+        self._given_up = [start for start in self._given_up if not start.result.done()]
         return len(self._under_way) + len(self._given_up) < STARTS_AT_ONCE
 
     def begin(self, schedule: Schedule) -> None:
@@ -50,21 +58,21 @@ class Starts:
         threading.Thread(target=self._run, args=(start,), name="schedule-start", daemon=True).start()
 
     def running(self) -> Sequence[Start]:
-        return [start for start in self._under_way.values() if not start.job_id.done() and not start.hangs]
+        return [start for start in self._under_way.values() if not start.result.done() and not start.hangs]
 
     def ended(self) -> Sequence[Start]:
         """Done, failed or hanging; each until it is forgotten."""
-        return [start for start in self._under_way.values() if start.job_id.done() or start.hangs]
+        return [start for start in self._under_way.values() if start.result.done() or start.hangs]
 
     def forget(self, start: Start) -> None:
         """Once it is written down what came of it."""
         del self._under_way[start.schedule.schedule_id]
-        if not start.job_id.done():
+        if not start.result.done():
             self._given_up.append(start)
 
     def _run(self, start: Start) -> None:
         try:
-            start.job_id.set_result(self._start(start.schedule))
+            start.result.set_result(self._start(start.schedule))
         except BaseException as error:
-            start.job_id.set_exception(error)
+            start.result.set_exception(error)
         self._on_ended()

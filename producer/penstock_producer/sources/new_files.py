@@ -1,0 +1,95 @@
+"""A watched folder, prefix or pattern: those of its files of rows that no earlier job has taken, as one source.
+
+A file is known by its place, size and version (the ETag; of a local file the time of its last change), so one that changes
+is new again. The key is made of a listing to look for the file, and of the pin of a job, which says what was read, to take it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from penstock_producer.errors import SourceError
+from penstock_producer.job.formats import TEXT
+from penstock_producer.sources.blobs.blob import Blob
+from penstock_producer.sources.expand import MAX_FILES, check
+from penstock_producer.sources.listings.chosen import Chosen
+from penstock_producer.sources.listings.folder import LocalFolder
+from penstock_producer.sources.listings.listing import Entry
+from penstock_producer.sources.several import FILES
+
+__all__ = ["SETTLED_S", "FoundFiles", "Taken", "new_files", "refuse_texts", "taken_by"]
+
+SETTLED_S: Final = 10.0  # a local file that was changed later than this ago may still be written
+LISTED_MAX: Final = 1_000_000  # files that are looked at for one job
+_ASKED_AT_ONCE: Final = 500
+_KEY_BYTES: Final = 16
+
+Taken = Callable[[Sequence[bytes]], set[bytes]]
+"""Those of some files that jobs have, each by its key."""
+
+
+class FoundFiles(NamedTuple):
+    """``blobs`` are new, at most MAX_FILES; ``unsettled`` counts those that may still be written."""
+
+    blobs: list[Blob]
+    unsettled: int
+
+
+def new_files(chosen: Chosen, taken: Taken, clock: Callable[[], float] = time.time) -> FoundFiles:
+    """In the order of their names. Raises SourceError for a file that is no file of rows, and SourceUnavailable."""
+    blobs: list[Blob] = []
+    unsettled = 0
+    is_local = isinstance(chosen.listing, LocalFolder)  # objects of a store appear whole
+    now = clock()
+    listed = _listed(chosen)
+    while some := list(islice(listed, _ASKED_AT_ONCE)):
+        keyed = [(_key(blob.uri, entry.size, entry.tag), entry, blob) for entry, blob in some]
+        known = taken([key for key, _, _ in keyed])
+        for key, entry, blob in keyed:
+            if key in known:
+                continue
+            if is_local and _may_be_written(entry, now):
+                unsettled += 1
+                continue
+            check(chosen, entry)
+            blobs.append(blob)
+            if len(blobs) == MAX_FILES:
+                return FoundFiles(blobs, unsettled)
+    return FoundFiles(blobs, unsettled)
+
+
+def taken_by(pin: Mapping[str, Any]) -> list[bytes]:
+    """The files that a job has, by its pin."""
+    return [_key(one["uri"], one["size"], one.get("etag") or str(one["mtime_ns"])) for one in pin[FILES]]
+
+
+def refuse_texts(uri: str, given: str | None) -> None:
+    if given == TEXT:
+        raise SourceError(
+            "unsupported_format",
+            f"{uri}: files of rows are watched, and with the format text each file is a document; write rows, such as .jsonl",
+        )
+
+
+def _listed(chosen: Chosen) -> Iterator[tuple[Entry, Blob]]:
+    for number, entry in enumerate(chosen.entries()):
+        if number == LISTED_MAX:
+            raise SourceError(
+                "too_many_files", f"{chosen.uri} holds more than {LISTED_MAX:,} files; move those away that are done"
+            )
+        yield entry, chosen.listing.fresh(entry)
+
+
+def _may_be_written(entry: Entry, now: float) -> bool:
+    """A clock that runs ahead elsewhere gives times in the future: those of half a minute are taken for now."""
+    return -3 * SETTLED_S < now - entry.changed_ns / 1e9 < SETTLED_S
+
+
+def _key(uri: str, size: int, version: str) -> bytes:
+    return hashlib.sha256(orjson.dumps([uri, int(size), version])).digest()[:_KEY_BYTES]
