@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tomllib
@@ -16,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import typer.main
 import yaml
@@ -118,6 +122,7 @@ def _write_files(place: Place) -> None:
         for n in range(20)
     )
     (place.folder / "tickets.jsonl").write_text(tickets)
+    _write_other_forms(place.folder)
     (place.folder / "batch.jsonl").write_text(
         "".join(
             json.dumps({"custom_id": f"b{n}", "method": "POST", "url": "/v1/chat/completions",
@@ -131,6 +136,20 @@ def _write_files(place: Place) -> None:
     client.put_object(Bucket="corpora", Key="tickets.jsonl", Body=tickets.encode())
     (block,) = blocks("toml")
     (place.folder / "penstock.toml").write_text(place.here(block))
+
+
+def _write_other_forms(folder: Path) -> None:
+    """A CSV, a Parquet file, a folder of texts, and a table."""
+    rows = [(f"d{n}", f"The printer is on fire, part {n}.") for n in range(10)]
+    (folder / "tickets.csv").write_text("ticket_id,text\n" + "".join(f'{name},"{text}"\n' for name, text in rows))
+    columns = {"sku": [name for name, _ in rows], "text": [text for _, text in rows]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "catalogue.parquet")
+    (folder / "notes").mkdir()
+    for name, text in rows:
+        (folder / "notes" / f"{name}.md").write_text(text)
+    with contextlib.closing(sqlite3.connect(folder / "shop.db")) as shop, shop:
+        shop.execute("CREATE TABLE tickets (id TEXT PRIMARY KEY, text TEXT NOT NULL)")
+        shop.executemany("INSERT INTO tickets VALUES (?, ?)", rows)
 
 
 # -- what each command must do ---------------------------------------------------------------------------------------
