@@ -47,7 +47,6 @@ from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
 from penstock_producer.job.acceptance import check_acceptable, check_estimate
 from penstock_producer.job.borders import Borders
-from penstock_producer.job.options import SINK_FIELDS
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.refusals import refused
@@ -82,11 +81,13 @@ _PINNED_BESIDE_CONTENT = frozenset({
     "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY, NEWEST, PREPARED,
     SEGMENTS, NEWEST_TEXT,
 })  # fmt: skip
-_LATER_FIELDS = (
-    "audio_fields", "compress_prompt", "embedding_dtype", "encoding", "examples", "fallback", "fallback_on", "format",
-    "image_fields", "messages_field", "param_fields", "query", "schema_repairs", "table", "template", "truncate",
-    *sorted(SINK_FIELDS),
-)  # fmt: skip
+# Of a spec: the options of the first release. A later one counts only where it is not at its default: else the jobs of a release
+# would be others after an upgrade.
+_FIRST_OPTIONS = frozenset({
+    "budget_usd", "deadline_s", "endpoint", "id_field", "lane", "max_attempts", "max_bad_rows", "model", "on_overflow",
+    "params", "postprocess", "prefix_order", "preprocess", "priority", "prompt", "provider", "response_schema", "system",
+    "tenant", "timeout_s", "weight",
+})  # fmt: skip
 # Of a spec: how the source is read, and whether there is a job; nothing of what comes of it.
 _FIELDS_BESIDE_CONTENT = ("feeders", "over_budget")
 
@@ -503,9 +504,13 @@ def _check_key(job_key: object) -> None:
 
 
 def _given(spec: JobSpec) -> dict[str, Any]:
-    """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
-    stored = {name: value for name, value in spec.to_json().items() if name not in _FIELDS_BESIDE_CONTENT}
-    for name in _LATER_FIELDS:
-        if stored[name] == JobSpec.model_fields[name].get_default(call_default_factory=True):
-            del stored[name]
-    return stored
+    """The options that make a job what it is."""
+    return {
+        name: value
+        for name, value in spec.to_json().items()
+        if name in _FIRST_OPTIONS
+        or (
+            name not in _FIELDS_BESIDE_CONTENT
+            and value != JobSpec.model_fields[name].get_default(call_default_factory=True)
+        )
+    }

@@ -1,0 +1,57 @@
+"""What makes two submits the same job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_producer import Producer
+
+
+@pytest.mark.parametrize(
+    ("spec", "digest"),
+    [
+        (
+            {"prompt": "Sum up: {text}", "model": "m", "params": {"max_tokens": 5}},
+            "830588a594b6f6ba3606b0a778374c5c34c92d4f8971e87b8ad762b9a12b46c8",
+        ),
+        (
+            {
+                "prompt": "Sum up: {text}",
+                "model": "m",
+                "lane": "embed",
+                "endpoint": "/v1/embeddings",
+                "embedding_dtype": "int8",
+            },
+            "43675c179600fdba7bc8e187ca895566179bae883a4fa4eed3dd95e95e19e977",
+        ),
+    ],
+)
+def test_a_job_of_an_earlier_release_is_the_same_job_after_an_upgrade(
+    tmp_path: Path, spec: dict[str, Any], digest: str
+) -> None:
+    """The digests were taken from the first release: options that came later count only where they are not at their default."""
+    source = tmp_path / "docs.jsonl"
+    source.write_text('{"id":"a","text":"x"}\n')
+    with Producer(database_url=f"sqlite:///{tmp_path / 'ledger.db'}") as producer:
+        assert producer.submit(source, spec).digest == digest
+
+
+def test_an_option_that_is_given_counts(tmp_path: Path) -> None:
+    """Every option but those on how the source is read makes another job where it is not at its default."""
+    source = tmp_path / "docs.jsonl"
+    source.write_text('{"id":"a","text":"x"}\n')
+    plain = {"prompt": "Sum up: {text}", "model": "m", "params": {"temperature": 0}}
+    given: list[dict[str, Any]] = [
+        {"dedup": "on"},
+        {"compress_prompt": True},
+        {"schema_repairs": 1},
+        {"fallback": ["n"]},
+    ]
+    with Producer(database_url=f"sqlite:///{tmp_path / 'ledger.db'}") as producer:
+        first = producer.submit(source, plain).digest
+        others = [producer.submit(source, plain | options).digest for options in given]
+        assert producer.submit(source, plain | {"feeders": 3}).digest == first
+    assert len({first, *others}) == 1 + len(given)
