@@ -45,7 +45,10 @@ def engine_of(worker: Process) -> psutil.Process:
     """The engine core is the worker's own child; multiprocessing's tracker and the engine's guard are others."""
     children = psutil.Process(worker.popen.pid).children()
     return next(
-        child for child in children if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
+        child
+        for child in children
+        if child.status() != psutil.STATUS_ZOMBIE
+        and ("EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline()))
     )
 
 
