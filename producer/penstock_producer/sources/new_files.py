@@ -87,7 +87,7 @@ def _listed(chosen: Chosen) -> Iterator[tuple[Entry, Blob]]:
 
 
 def _may_be_written(entry: Entry, now: float) -> bool:
-    """A clock that runs ahead elsewhere gives times in the future: those of half a minute are taken for now."""
+    """Changed within ``SETTLED_S``. A time up to half a minute ahead is that of a clock that runs fast, and counts as now."""
     return -3 * SETTLED_S < now - entry.changed_ns / 1e9 < SETTLED_S
 
 

@@ -85,7 +85,8 @@ class Reuse:
         if isinstance(found, Result):
             return Done(_taken(attempt, found))
         assert isinstance(found, InFlight), found
-        after_s = min(max(AGAIN_MIN_S, found.age_s), self._book.lease_s)  # so long as the other has been at it
+        # It has taken this long already, and may take as long again.
+        after_s = min(max(AGAIN_MIN_S, found.age_s), self._book.lease_s)
         return Retry(
             after_s, f"{SAME_REQUEST}: an equal request is being sent; its answer is waited for", counted=False
         )
