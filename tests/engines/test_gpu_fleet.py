@@ -14,6 +14,7 @@ from fleet import Fleet, until
 
 from penstock_ledger.model import Job, JobState
 
+ITEMS = 3_000  # half a minute of work on two cores: enough for a look, two deaths and what follows them
 LONG = "word " * 3_000
 
 
@@ -30,13 +31,13 @@ def attempts(fleet: Fleet, job: Job) -> set[int]:
 def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands_over(
     fleet: Fleet, tiny_llama: Path
 ) -> None:
-    """500 items, five of them too long. The engine is SIGKILLed; the worker's group gets SIGTERM; another worker is killed.
+    """3,000 items, one of a hundred too long. The engine is SIGKILLed; the worker's group gets SIGTERM; another worker is killed.
 
     Every item has one outcome, no attempt is lost to the deaths, and nothing of an engine outlives its worker (H11).
     """
     fleet.control()
     worker = gpu_worker(fleet, tiny_llama, in_process=False, drain_seconds=1)
-    texts = [{"id": f"doc-{n}", "text": LONG if n % 100 == 50 else f"review {n}"} for n in range(500)]
+    texts = [{"id": f"doc-{n}", "text": LONG if n % 100 == 50 else f"review {n}"} for n in range(ITEMS)]
     job = submit(fleet, tiny_llama, texts, params={"max_tokens": 48, "temperature": 0, "ignore_eos": True})
 
     fleet.wait_for_outcomes(job, 60, WORK_S)
@@ -50,7 +51,7 @@ def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands
     engine = engine_of(worker)
     os.killpg(worker.popen.pid, signal.SIGTERM)  # as Ctrl-C and many supervisors do
     assert worker.wait(60) == 0
-    assert fleet.finished(job) < 500, "the drain is shorter than what was left"
+    assert fleet.finished(job) < ITEMS, "the drain is shorter than what was left"
     until(lambda: not fleet.depths(job)["unacked"], 5, "what did not fit is back in the queue at once")
     assert not engine.is_running()
 
@@ -59,8 +60,8 @@ def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands
 
     gpu_worker(fleet, tiny_llama, in_process=True)
     fleet.wait_for(job, JobState.COMPLETED, WORK_S)
-    account = fleet.account(job, 500)
-    assert account.dead == {f"doc-{n}": "context_overflow" for n in range(50, 500, 100)}
+    account = fleet.account(job, ITEMS)
+    assert account.dead == {f"doc-{n}": "context_overflow" for n in range(50, ITEMS, 100)}
     assert attempts(fleet, job) == {1}
 
 
