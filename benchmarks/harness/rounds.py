@@ -18,10 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from benchmarks.fleet import Fleet, JobCost, fleet
-from benchmarks.ground import ROOT, GroundError, RunningSimulator, folder, provider, redis_server, simulator
-from benchmarks.report import Row, median
-from benchmarks.targets import judge
+from benchmarks.harness.fleet import Fleet, JobCost, fleet
+from benchmarks.harness.ground import ROOT, GroundError, RunningSimulator, folder, provider, redis_server, simulator
+from benchmarks.harness.report import Row, median
+from benchmarks.harness.targets import judge
 
 OURS = "penstock"
 CONCURRENCY = 256  # the default of a worker process
@@ -133,7 +133,7 @@ def bare_call_ms(server: RunningSimulator, calls: int) -> float:
 
 def _peer(name: str, server: RunningSimulator, calls: int, *more: str) -> float:
     """Milliseconds of CPU per call of a bare loop."""
-    command = [sys.executable, "-m", "benchmarks.bare_loop", name, server.url, str(calls), str(CONCURRENCY), *more]
+    command = [sys.executable, "-m", "benchmarks.peers.bare_loop", name, server.url, str(calls), str(CONCURRENCY), *more]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PEER_TIMEOUT_S, check=False)
     if done.returncode:
         raise GroundError(f"the {name} loop failed: {done.stderr.strip().splitlines()[-1:]}")

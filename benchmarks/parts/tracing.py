@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from benchmarks.fleet import Fleet, JobCost, fleet
-from benchmarks.ground import folder, redis_server
-from benchmarks.report import Report, Row, median
+from benchmarks.harness.fleet import Fleet, JobCost, fleet
+from benchmarks.harness.ground import folder, redis_server
+from benchmarks.harness.report import Report, Row, median
 
 WORKER = "benchmarks.noop_worker"
 CONCURRENCY = 256

@@ -20,9 +20,9 @@ import orjson
 import psutil
 import redis
 
-from benchmarks.documents import doc_id, request_body
+from benchmarks.harness.documents import doc_id, request_body
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE_FOLDERS = ("producer", "workers", "ratelimit", "ledger", "gateway", "cli")
 START_TIMEOUT_S = 30.0
 
@@ -98,7 +98,7 @@ def simulator(latency_ms: float, sigma: float) -> Iterator[RunningSimulator]:
 @contextlib.contextmanager
 def provider(latency_ms: float) -> Iterator[RunningSimulator]:
     """A server that answers all alike and costs next to nothing, in a process of its own. See provider.py."""
-    with _serving([sys.executable, "-m", "benchmarks.provider", f"{latency_ms:g}"]) as running:
+    with _serving([sys.executable, "-m", "benchmarks.harness.provider", f"{latency_ms:g}"]) as running:
         yield running
 
 

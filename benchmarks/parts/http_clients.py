@@ -17,10 +17,10 @@ from typing import Any
 
 import orjson
 
-from benchmarks.bare_loop import measured, with_aiohttp
-from benchmarks.documents import request_body
-from benchmarks.ground import ROOT, simulator
-from benchmarks.report import Report, Row, median
+from benchmarks.peers.bare_loop import measured, with_aiohttp
+from benchmarks.harness.documents import request_body
+from benchmarks.harness.ground import ROOT, simulator
+from benchmarks.harness.report import Report, Row, median
 from penstock_workers.http import ClientName, Target, make_client
 
 CONCURRENCY = 256  # the default of a worker process
@@ -46,7 +46,7 @@ def run(quick: bool) -> Report:
 
 
 def _cost_us(name: str, url: str, calls: int) -> float:
-    command = [sys.executable, "-m", "benchmarks.http_clients", name, url, str(calls)]
+    command = [sys.executable, "-m", "benchmarks.parts.http_clients", name, url, str(calls)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PEER_TIMEOUT_S, check=True)
     return float(json.loads(done.stdout)["cpu_ms"]) * 1000
 

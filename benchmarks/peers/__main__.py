@@ -21,12 +21,12 @@ from typing import IO
 
 import psutil
 
-from benchmarks.ground import GroundError, RunningSimulator, end_in_order, folder, process, provider
-from benchmarks.report import Report, Row, median, show
-from benchmarks.rounds import BARE, CONCURRENCY, LATENCY_MS, bare_call_ms
+from benchmarks.harness.ground import GroundError, RunningSimulator, end_in_order, folder, process, provider
+from benchmarks.harness.report import Report, Row, median, show
+from benchmarks.harness.rounds import BARE, CONCURRENCY, LATENCY_MS, bare_call_ms
 
 ITEMS, ROUNDS = 5_000, 3
-MODULES = {"curator": "benchmarks.peer_curator", "ray": "benchmarks.peer_ray"}
+MODULES = {"curator": "benchmarks.peers.curator", "ray": "benchmarks.peers.ray"}
 LOOK_EACH_S = 0.2  # at processes that come and go; what one used after its last look is not counted
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 # Both would send figures of their use to their makers: the first line is their switches. What asks for anything beyond this

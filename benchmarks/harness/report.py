@@ -14,7 +14,7 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.targets import Judged
+from benchmarks.harness.targets import Judged
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""curator (`bespokelabs-curator`) for benchmarks/peers.py, in an environment of its own.
+"""curator (`bespokelabs-curator`) for `python -m benchmarks.peers`, in an environment of its own.
 
-    PYTHON -m benchmarks.peer_curator URL CONCURRENCY
+    PYTHON -m benchmarks.peers.curator URL CONCURRENCY
 
 Says what it is as JSON, then makes as many calls as each line of stdin says. Its rate limits are set so high that they bind
 nothing. Each run has other documents, since curator answers known ones from its cache.
@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import request_body
+from benchmarks.harness.documents import request_body
 
 WARM_UP_CALLS = 200
 UNBOUND = 1_000_000_000  # per minute: no limit of curator's own binds

@@ -1,4 +1,4 @@
-"""What others pay for the same calls: `python -m benchmarks.bare_loop aiohttp|openai URL CALLS CONCURRENCY [uvloop]`.
+"""What others pay for the same calls: `python -m benchmarks.peers.bare_loop aiohttp|openai URL CALLS CONCURRENCY [uvloop]`.
 
 One asyncio loop, so many coroutines in flight, bodies made beforehand, each answer parsed and dropped: nothing is stored,
 shared or survives a crash. Prints milliseconds of CPU per call and calls per second as JSON.
@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.documents import request_body
+from benchmarks.harness.documents import request_body
 
 WARM_UP_CALLS = 1_000
 TIMEOUT_S = 300.0  # of the SDK, which by its own takes a busy machine for a server that is away

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.ground import ROOT, RunningRedis, folder, redis_server
-from benchmarks.report import Report, Row, median
+from benchmarks.harness.ground import ROOT, RunningRedis, folder, redis_server
+from benchmarks.harness.report import Report, Row, median
 from penstock_ledger.model import ItemKey
 from penstock_producer.feed.wire import encode_item
 
 QUEUE = "penstock.api"
-WORKER = "benchmarks.queue_worker"
+WORKER = "benchmarks.queues.queue_worker"
 STOCK = ("prefork", "threads", "gevent")
 TARGET_RATIO = 6.0
 TARGET_MS = 0.15

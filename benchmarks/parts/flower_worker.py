@@ -1,4 +1,4 @@
-"""The no-op worker with one failure in a thousand, for `benchmarks/flower.py`; `stock` sends events as Celery does by itself."""
+"""The no-op worker with one failure in a thousand, for flower.py; `stock` sends events as Celery does by itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StockRequest(CelerysRequest):  # type: ignore[misc]  # Celery is untyped
 
 
 def use_stock_events() -> None:
-    app_module.ItemTask.Request = "benchmarks.flower_worker:StockRequest"
+    app_module.ItemTask.Request = "benchmarks.parts.flower_worker:StockRequest"
     app_module.ItemTask.send_events = True
     vars(handover)["gather_events"] = lambda *_: None
     type.__setattr__(ShortRequest, "suits", staticmethod(lambda _message: False))  # each is Celery's whole request

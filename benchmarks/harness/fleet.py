@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from benchmarks.ground import ROOT, GroundError, RunningRedis, Usage, process, usage, write_documents
+from benchmarks.harness.ground import ROOT, GroundError, RunningRedis, Usage, process, usage, write_documents
 from penstock_ledger import Meta, RedisLedger, open_database
 from penstock_ledger.model import Job
 from penstock_producer import Producer

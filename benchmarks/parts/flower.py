@@ -21,15 +21,15 @@ from typing import Any
 import psutil
 from celery import Celery
 
-from benchmarks.fleet import Fleet, JobCost, fleet
-from benchmarks.flower_worker import FAILS_EACH
-from benchmarks.ground import GroundError, RunningRedis, folder, process, redis_server, usage
+from benchmarks.harness.fleet import Fleet, JobCost, fleet
+from benchmarks.parts.flower_worker import FAILS_EACH
+from benchmarks.harness.ground import GroundError, RunningRedis, folder, process, redis_server, usage
 from benchmarks.noop_path import CONCURRENCY, enable_events
-from benchmarks.report import Report, Row, median
+from benchmarks.harness.report import Report, Row, median
 from penstock_cli.flower.options import MAX_TASKS
 from penstock_workers.celery_app.shown.sampling import EVENTS_PER_ITEM
 
-WORKER = "benchmarks.flower_worker"
+WORKER = "benchmarks.parts.flower_worker"
 PACE_TARGET = 0.9  # items a second with Flower attached, over those without
 GROWTH_MAX = 1.25  # of Flower's memory from the mark where its table is full to the end
 OFF = "events off"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from benchmarks.targets import TARGETS
+from benchmarks.harness.targets import TARGETS
 
 
 def letters() -> list[str]:
@@ -20,7 +20,7 @@ def missed(measured: Mapping[str, float], ran: Collection[str] = ()) -> list[str
             continue
         ratio = measured.get(name)
         if ratio is None:
-            lines.append(f"{name}: not measured; benchmark {target.benchmark} should tell it")
+            lines.append(f"{name}: not measured; benchmark {target.benchmark} measures it")
         elif not target.held.met(ratio):
             lines.append(
                 f"{name}: {ratio:.2f}x, and {target.held} is the limit ({target.measured or 0:g}x was measured before); "

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.documents import request_body
-from benchmarks.ground import RunningRedis, folder, redis_server, usage, write_documents
-from benchmarks.report import Report, Row, median
+from benchmarks.harness.documents import request_body
+from benchmarks.harness.ground import RunningRedis, folder, redis_server, usage, write_documents
+from benchmarks.harness.report import Report, Row, median
 from penstock_ledger import Database, JobStore, Meta, RedisLedger, open_database
 from penstock_ledger.model import Feed
 from penstock_producer import Producer

@@ -1,6 +1,6 @@
-"""Ray Data LLM's HTTP processor for benchmarks/peers.py, in an environment of its own.
+"""Ray Data LLM's HTTP processor for `python -m benchmarks.peers`, in an environment of its own.
 
-    PYTHON -m benchmarks.peer_ray URL CONCURRENCY
+    PYTHON -m benchmarks.peers.ray URL CONCURRENCY
 
 Says what it is as JSON, then makes as many calls as each line of stdin says. Its ``concurrency`` is a number of processes, each
 of which sends the rows of one batch; one process and batches of CONCURRENCY are what comes nearest to so many calls at once.
@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from benchmarks.documents import request_body
+from benchmarks.harness.documents import request_body
 
 WARM_UP_CALLS = 500
 

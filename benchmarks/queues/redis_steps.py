@@ -15,9 +15,9 @@ from typing import TypeVar
 import orjson
 import redis
 
-from benchmarks.documents import doc_id, request_body
-from benchmarks.ground import folder, redis_server
-from benchmarks.report import Report, Row, median
+from benchmarks.harness.documents import doc_id, request_body
+from benchmarks.harness.ground import folder, redis_server
+from benchmarks.harness.report import Report, Row, median
 from penstock_ledger import Begin, Publish, RedisLedger, SettleBatch
 from penstock_ledger.in_redis.batches import SettledDone
 from penstock_ledger.keys import bucket_count

