@@ -42,11 +42,11 @@ from penstock_ledger.model import (
 from penstock_ledger.vectors import Vectors
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
-from penstock_producer.estimates import Estimate
+from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
-from penstock_producer.job.acceptance import check_acceptable, check_estimate
-from penstock_producer.job.borders import Borders
+from penstock_producer.accepting.acceptance import check_acceptable, check_estimate
+from penstock_producer.accepting.borders import Borders
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.refusals import refused
@@ -66,7 +66,7 @@ from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.sources.texts.segments import NEWEST as NEWEST_TEXT
 from penstock_producer.sources.texts.segments import SEGMENTS
-from penstock_producer.survey import Survey, survey
+from penstock_producer.accepting.survey import Survey, survey
 from penstock_producer.tables.cursors import Committed, place_in
 from penstock_producer.tally import PREPARED
 

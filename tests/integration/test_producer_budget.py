@@ -14,7 +14,7 @@ from penstock_ledger import JobStore, open_database
 from penstock_producer import Producer, ProducerSettings, SpecError
 from penstock_producer.settings import ProviderFacts
 from penstock_workers.errors import PricesMissing, UnknownLane
-from penstock_workers.item.run.jobs import read_job
+from penstock_workers.item.run.reading.jobs import read_job
 from penstock_workers.lanes.registry import check_lane
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 

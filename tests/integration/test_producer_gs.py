@@ -19,7 +19,7 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
 from penstock_producer.sources.blobs import store
 from penstock_producer.sources.open import unchanged
-from penstock_producer.survey import survey
+from penstock_producer.accepting.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
 

@@ -21,7 +21,7 @@ from penstock_producer.sources import Document, open_source
 from penstock_producer.sources.blobs import s3
 from penstock_producer.sources.open import unchanged
 from penstock_producer.sources.texts import segments
-from penstock_producer.survey import survey
+from penstock_producer.accepting.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
 URI = "s3://docs/in%20put.jsonl"

@@ -25,7 +25,7 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.sources.databases import by_key, keys
 from penstock_producer.sources.of_feed import open_feed_source
-from penstock_producer.survey import survey
+from penstock_producer.accepting.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", table="docs", max_bad_rows=100)
 

@@ -24,7 +24,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import Document, open_source
 from penstock_producer.sources.blobs import store
 from penstock_producer.sources.open import unchanged
-from penstock_producer.survey import survey
+from penstock_producer.accepting.survey import survey
 
 pytestmark = pytest.mark.servers
 SPEC = JobSpec(prompt="{text}", model="m")

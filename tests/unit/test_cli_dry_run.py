@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
 from penstock_cli.run.dry_run import estimate
-from penstock_producer.estimates import Estimate
+from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.sources import Document
 
 RUN = [

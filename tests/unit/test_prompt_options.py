@@ -18,7 +18,7 @@ from penstock_producer.prompts.messages import MAX_MESSAGES
 from penstock_producer.prompts.truncate import MARK, cut_of
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.sources import open_source
-from penstock_producer.survey import survey
+from penstock_producer.accepting.survey import survey
 from penstock_producer.tally import Tally
 
 HI = [{"role": "user", "content": "hi"}]

@@ -21,7 +21,7 @@ from penstock_producer.errors import BadReference, SourceChanged, SourceError, S
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.sources.readers import arrow_file, columnar, columnar_source
-from penstock_producer.survey import survey
+from penstock_producer.accepting.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
 

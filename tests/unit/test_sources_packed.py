@@ -23,7 +23,7 @@ from penstock_producer.sources import Document, open_source
 from penstock_producer.sources.blobs import unpacked
 from penstock_producer.sources.blobs.local import LocalFile
 from penstock_producer.sources.blobs.unpacked import Unpacked
-from penstock_producer.survey import survey
+from penstock_producer.accepting.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

@@ -15,7 +15,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, expand, open_source
 from penstock_producer.sources.open import unchanged
-from penstock_producer.survey import survey
+from penstock_producer.accepting.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
 

@@ -15,7 +15,7 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.sources.open import unchanged
 from penstock_producer.sources.texts import segments
-from penstock_producer.survey import survey
+from penstock_producer.accepting.survey import survey
 
 SPEC = JobSpec(prompt="{name} {size}: {text}", model="m", max_bad_rows=20)
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from penstock_ledger.keys import ANSWERS_MAX
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
-from penstock_producer.job.borders import DoorSettings
+from penstock_producer.accepting.borders import DoorSettings
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_workers.amqp_address import AmqpAddress

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from penstock_cli.show.changes import changes, saved_tokens
 from penstock_cli.show.text import count, counted, one_line, safe, usd
-from penstock_producer.estimates import MTOK, Estimate, Measure
+from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.sources import Document
-    from penstock_producer.survey import Survey
+    from penstock_producer.accepting.survey import Survey
     from penstock_workers.settings import ProviderSettings
 
 SHOWN = 3  # requests and unusable rows
@@ -37,7 +37,7 @@ def show(
     provider: ProviderSettings | None,
 ) -> None:
     """``documents`` are the first of the source; ``provider`` is None for lanes that ask none."""
-    from penstock_producer.job.acceptance import beyond_budget
+    from penstock_producer.accepting.acceptance import beyond_budget
     from penstock_producer.tally import Tally
 
     tally = Tally.of_pin(found.pin)
@@ -87,7 +87,7 @@ def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings
     """Raises what checking a source raises: SourceError, TooManyBadRows, SettingsError."""
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import Document, open_source
-    from penstock_producer.survey import survey
+    from penstock_producer.accepting.survey import survey
 
     settings = ProducerSettings.load()
     with console.status(f"reading {safe(source)} …"):

@@ -14,7 +14,7 @@ import typer
 from penstock_cli.run.dry_run import estimate
 from penstock_cli.show.changes import changes, digest_of, saved_tokens
 from penstock_cli.show.text import count, counted, safe, usd
-from penstock_producer.estimates import Estimate
+from penstock_producer.accepting.estimates import Estimate
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec

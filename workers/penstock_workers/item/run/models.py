@@ -19,7 +19,7 @@ from penstock_producer.feed.routes import model_of
 from penstock_producer.feed.served import Served, Serving, serving_of
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.outcome import Parked, Released
-from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.reading.reads import Reads
 from penstock_workers.item.turned_away import TurnedAway
 
 JOBS_KEPT: Final = 1_000

@@ -28,7 +28,7 @@ from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_o
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelGate
 from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
-from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.reading.reads import Reads
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runs import Runs
 from penstock_workers.item.run.starts import Starts

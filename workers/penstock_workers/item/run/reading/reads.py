@@ -13,8 +13,8 @@ from penstock_producer.errors import RowChanged
 from penstock_ratelimit import full_jitter
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Item, JobView
-from penstock_workers.item.run.bodies import Bodies
-from penstock_workers.item.run.jobs import JobBook
+from penstock_workers.item.run.reading.bodies import Bodies
+from penstock_workers.item.run.reading.jobs import JobBook
 from penstock_workers.item.slots import Waiting
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock_producer.errors import SourceError, TooManyBadRows
-from penstock_producer.estimates import Estimate, Measure
+from penstock_producer.accepting.estimates import Estimate, Measure
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place
