@@ -20,7 +20,7 @@ from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.media.kinds import kind_of
 from penstock_producer.sources.media.parts import MAX_BYTES, MAX_ITEMS, MAX_URL_CHARS
 from penstock_producer.sources.media.places import places_of
-from penstock_producer.sources.open import DOOR, REMOTE
+from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.accepting.survey import survey
 
 PNG = base64.b64decode(

@@ -343,12 +343,12 @@ def test_hostile_texts_are_compressed_in_a_moment() -> None:
 
 def test_a_job_that_says_nothing_of_these_is_the_same_job_as_before(tmp_path: Path) -> None:
     """The digest of a job does not change with the release that learned these options."""
-    from penstock_producer.producer import _given
+    from penstock_producer.accepting.same_job import options_of
 
-    stored = _given(JobSpec(model="m", prompt="{text}"))
+    stored = options_of(JobSpec(model="m", prompt="{text}"))
     assert (
         not {"messages_field", "examples", "truncate", "compress_prompt", "image_fields", "over_budget"} & stored.keys()
     )
-    assert _given(JobSpec(model="m", prompt="{text}", truncate={"text": 3}))["truncate"] == {"text": 3}
+    assert options_of(JobSpec(model="m", prompt="{text}", truncate={"text": 3}))["truncate"] == {"text": 3}
     with pytest.raises(SourceError):
         survey(open_source(tmp_path / "none.jsonl", CHAT), CHAT)

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.accepting.estimates import Estimate, Measure
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.pins import PREPARED
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place
 from penstock_producer.sources.seen_ids import Duplicate, SeenIds
 from penstock_producer.sources.split_points import SplitPoints
-from penstock_producer.tally import PREPARED, Tally
+from penstock_producer.tally import Tally
 
 __all__ = ["Survey", "survey"]
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
+from penstock_producer.pins import NEWEST, SEGMENTS
 from penstock_producer.sources.listings.listing import Entry, order, quoted, shown, unquoted
 
 SEGMENT: Final = 1_000  # files
 MAX_FILES: Final = 500_000
-SEGMENTS: Final = "segments"  # of a pin: the name before each, and its digest
-NEWEST: Final = "newest_ns"  # of a pin: the time of the file that was changed last
 _LATE_SHOWN: Final = 3
 
 
