@@ -17,7 +17,7 @@ from penstock_producer.errors import BadReference, SourceChanged, SourceError, S
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
-from penstock_producer.sources.blobs import ranges
+from penstock_producer.sources.blobs import ranges, store
 from penstock_producer.sources.open import unchanged
 from penstock_producer.accepting.survey import survey
 

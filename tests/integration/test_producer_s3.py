@@ -18,7 +18,7 @@ from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailab
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
-from penstock_producer.sources.blobs import ranges
+from penstock_producer.sources.blobs import ranges, s3
 from penstock_producer.sources.open import unchanged
 from penstock_producer.sources.texts import segments
 from penstock_producer.accepting.survey import survey
