@@ -72,7 +72,7 @@ class _Parts:
 
 
 class WorkerEngine:
-    """The items of a worker with all that they need, opened and closed together. Implements ``bridge.ItemEngine``."""
+    """The items of a worker with all that they need, opened and closed together. Implements ``deliveries.ItemEngine``."""
 
     def __init__(self, settings: WorkerSettings, lane: Lane | None = None, *, consume: Consume | None = None) -> None:
         self._settings = settings

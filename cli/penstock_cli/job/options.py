@@ -171,6 +171,6 @@ class RunFlags:
     job: str | None
     workers: int | None
     concurrency: int | None
-    state: str | None
+    state: Path | None
     sample: int | None
     no_progress: bool | None

@@ -49,9 +49,9 @@ def open_source(
     The URL of a database is read by the spec's table or query.
 
     Of its content at most the first bytes are read, where its name does not say what it is. With ``timeout_s`` reading it
-    raises SourceError once that many seconds are over. ``remote`` confines a path or URI to the setting `source_roots`; of
-    a pin, its own word counts. Raises SourceError for what cannot be a source, and SpecError when the spec cannot make
-    requests of its rows.
+    raises SourceError once that many seconds are over. ``remote`` confines a path or URI to the setting `source_roots`; a
+    pin says by itself whether it is confined. Raises SourceError for what cannot be a source, and SpecError when the spec
+    cannot make requests of its rows.
     """
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):

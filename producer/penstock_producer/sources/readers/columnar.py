@@ -60,7 +60,7 @@ class _ParquetGroups:
         if size > MAX_GROUP_BYTES:
             raise SourceError(
                 "row_group_too_large",
-                f"row group {group} of {self._uri} has {size} bytes, and {MAX_GROUP_BYTES} are read; write smaller row groups "
+                f"row group {group} of {self._uri} has {size} bytes, and at most {MAX_GROUP_BYTES} are read; write smaller row groups "
                 "(pyarrow: row_group_size=100_000)",
             )
         yield from self._file.iter_batches(

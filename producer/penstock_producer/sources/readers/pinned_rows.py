@@ -31,7 +31,7 @@ class RowOptions:
 
     max_line_bytes: int  # both limits travel in the pin: a reader with other settings must refuse the same rows
     max_body_bytes: int
-    surveyed: bool  # the survey has read these bytes: rows that it refused may come as documents, and callers drop them
+    surveyed: bool  # the survey has read these bytes: rows that it refused may come as documents; callers drop them
     places: MediaPlaces  # where files that rows name may lie
 
 
