@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.harness.documents import request_body
 from benchmarks.harness.ground import RunningRedis, folder, redis_server, usage, write_documents
 from benchmarks.harness.report import Report, Row, median
+from benchmarks.harness.targets import judge
 from penstock_ledger import Database, JobStore, Meta, RedisLedger, open_database
 from penstock_ledger.model import Feed
 from penstock_producer import Producer
@@ -20,6 +21,7 @@ LEASE_S = 600.0
 ROUNDS = 3
 TARGET_PER_S = 20_000
 TARGET_RATIO = 16
+FED = "fed per CPU second / apply_async"  # in targets.py
 ORDERED_SHARE = 0.75  # of the plain rate: a GPU asks for hundreds of items per second, not for tens of thousands
 
 
@@ -64,7 +66,8 @@ def run(quick: bool) -> Report:
             ordered.append(feed(place, path, server, f"ordered-{number}", prefix_order=True))
             server.client().flushall()
     rows = [*_rows(fed, sent), _ordered_row(ordered, fed)]
-    return Report(f"(a) feed, {items:,} items against {calls:,} calls, {len(fed)} round(s)", rows)
+    title = f"(a) feed, {items:,} items against {calls:,} calls, {len(fed)} round(s)"
+    return Report(title, rows, ratios={FED: _ratio([rate.cpu for rate in fed], [rate.cpu for rate in sent])})
 
 
 def feed(place: Path, path: Path, server: RunningRedis, key: str, **spec: object) -> Rate:
@@ -112,7 +115,7 @@ def _lease(database: Database, job_id: str) -> Feed:
 def _rows(fed: list[Rate], sent: list[Rate]) -> list[Row]:
     return [
         _row("per second of wall clock", [rate.wall for rate in fed], [rate.wall for rate in sent]),
-        _row("per CPU second of the feeder", [rate.cpu for rate in fed], [rate.cpu for rate in sent]),
+        _by_cpu([rate.cpu for rate in fed], [rate.cpu for rate in sent]),
         _row("per CPU second of feeder and Redis", [rate.all_cpu for rate in fed], [rate.all_cpu for rate in sent]),
     ]
 
@@ -125,10 +128,18 @@ def _ordered_row(ordered: list[Rate], fed: list[Rate]) -> Row:
     )  # fmt: skip
 
 
+def _by_cpu(fed: list[float], sent: list[float]) -> Row:
+    """What `--check` holds: wall clock says something on a quiet machine only."""
+    return _row("per CPU second of the feeder", fed, sent).judged(judge(FED, _ratio(fed, sent)))
+
+
+def _ratio(fed: list[float], sent: list[float]) -> float:
+    return median(fed) / median(sent)
+
+
 def _row(what: str, fed: list[float], sent: list[float]) -> Row:
-    ours, theirs = median(fed), median(sent)
-    ratio = ours / theirs
+    ours, ratio = median(fed), _ratio(fed, sent)
     return Row(
-        f"items {what}", f"{ours:,.0f}", f"apply_async {theirs:,.0f}", f"{ratio:.1f}x",
+        f"items {what}", f"{ours:,.0f}", f"apply_async {median(sent):,.0f}", f"{ratio:.1f}x",
         f">= {TARGET_PER_S:,} and >= {TARGET_RATIO}x", ours >= TARGET_PER_S and ratio >= TARGET_RATIO,
     )  # fmt: skip
