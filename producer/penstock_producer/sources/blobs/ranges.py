@@ -14,8 +14,8 @@ from penstock_producer.errors import BadReference, SourceChanged
 RANGE_BYTES: Final = 8 * 1024 * 1024  # of one request
 
 
-class Head(NamedTuple):
-    """What a service says of an object."""
+class Version(NamedTuple):
+    """What tells an object from what may be there later."""
 
     size: int
     etag: str
@@ -30,7 +30,7 @@ class RangedObject(ABC):
         self._pin = None if pinned is None else dict(pinned)
 
     @abstractmethod
-    def _head(self) -> Head:
+    def _version(self) -> Version:
         """Raises SourceUnavailable."""
 
     @abstractmethod
@@ -39,8 +39,8 @@ class RangedObject(ABC):
 
     def pin(self) -> dict[str, Any]:
         if self._pin is None:
-            head = self._head()
-            self._pin = {"kind": self._kind, "uri": self.uri, "size": head.size, "etag": head.etag}
+            found = self._version()
+            self._pin = {"kind": self._kind, "uri": self.uri, "size": found.size, "etag": found.etag}
         return dict(self._pin)
 
     def pinning(self) -> Iterator[bytes]:
@@ -48,7 +48,7 @@ class RangedObject(ABC):
 
     def unchanged(self) -> bool:
         """Whether the object that is there now still has the pinned ETag and size."""
-        return self._pin is not None and self._head() == (self._pin["size"], self._pin["etag"])
+        return self._pin is not None and self._version() == (self._pin["size"], self._pin["etag"])
 
     def chunks(self, offset: int) -> Iterator[bytes]:
         size = int(self.pin()["size"])

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from penstock_producer.bucket.connect import connected
 from penstock_producer.errors import SourceError, SourceUnavailable, seen
-from penstock_producer.sources.blobs.ranges import Head, RangedObject, another_object
+from penstock_producer.sources.blobs.ranges import RangedObject, Version, another_object
 
 __all__ = ["Listed", "S3Files", "S3Object", "S3Prefix"]
 
@@ -40,9 +40,9 @@ class S3Object(RangedObject):
             raise SourceError("source_unavailable", f"{seen(uri)} names no object; write s3://bucket/key")
         self._client = client if client is not None else _client(endpoint_url)
 
-    def _head(self) -> Head:
+    def _version(self) -> Version:
         head = _ask(self.uri, lambda: self._client.head_object(Bucket=self._bucket, Key=self._key))
-        return Head(int(head["ContentLength"]), str(head["ETag"]))
+        return Version(int(head["ContentLength"]), str(head["ETag"]))
 
     def _range(self, offset: int, length: int, etag: str) -> bytes:
         def get() -> bytes:

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from penstock_producer.bucket.connect import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from penstock_producer.errors import SourceError, SourceUnavailable, seen
-from penstock_producer.sources.blobs.ranges import Head, RangedObject, another_object
+from penstock_producer.sources.blobs.ranges import RangedObject, Version, another_object
 from penstock_producer.sources.blobs.s3 import TRIES, Listed
 
 SCHEMES: Final = ("gs", "az")  # also the kinds of their pins
@@ -34,11 +34,11 @@ class StoreObject(RangedObject):
             raise SourceError("source_unavailable", f"{seen(uri)} names no object; write {scheme}://bucket/key")
         self._store = open_store(scheme, bucket) if store is None else store
 
-    def _head(self) -> Head:
+    def _version(self) -> Version:
         import obstore
 
         found = _listed(ask(self.uri, lambda: obstore.head(self._store, self._key)), "")
-        return Head(found.size, found.etag)
+        return Version(found.size, found.etag)
 
     def _range(self, offset: int, length: int, etag: str) -> bytes:
         import obstore
