@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(ROOT.glob("*/penstock_*"))
 OTHERS = ("tests", "tools", "benchmarks", "examples", "docker", "helm")
-MOST_FILES = 18
+MOST_FILES = 20
 CHECKED = (*(package.parent for package in PACKAGES), *(ROOT / name for name in OTHERS))
 # The page of decisions tells what was, files that are gone included.
 PAGES = [ROOT / "README.md", *(page for page in sorted(ROOT.glob("docs/*.md")) if page.name != "decisions.md")]
