@@ -25,7 +25,7 @@ LOCAL_LEASE_S = 15.0  # renewed every 5 s by a thread that does nothing else
 
 def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
-    from penstock_cli.run.reach import knock, name_receiver
+    from penstock_cli.run.reachable import knock, name_receiver
 
     spec, settings = understood(request)
     settings = _with_short_lease(settings)

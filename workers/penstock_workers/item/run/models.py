@@ -28,7 +28,7 @@ SHOWN_CHARS: Final = 200
 """Of a model's name in a log line."""
 
 
-class ModelGate:
+class ModelCheck:
     """Of one worker, on its item loop."""
 
     def __init__(self, lane: str, hot: RedisLedger, reads: Reads) -> None:
