@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.harness.fleet import Fleet, JobCost, fleet
 from benchmarks.harness.ground import end_in_order, folder, redis_server, tests_on_path
-from benchmarks.noop_path import CONCURRENCY, WORKER
 from benchmarks.harness.report import Report, Row, show
 from benchmarks.harness.targets import judge
+from benchmarks.noop_path import CONCURRENCY, WORKER
 from penstock_ledger import OutcomeStore, open_database
 from penstock_producer.outputs import write_outputs
 

@@ -10,9 +10,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from benchmarks.growth import running_fleet
 from benchmarks.harness.fleet import Fleet, JobCost
 from benchmarks.harness.ground import end_in_order
-from benchmarks.growth import running_fleet
 from benchmarks.harness.report import Report, Row, median, show
 
 ITEMS, ROUNDS = 20_000, 5

@@ -1,4 +1,6 @@
-"""A provider that costs next to nothing: `python -m benchmarks.harness.provider [LATENCY_MS]`. Each answer after so many milliseconds.
+"""A provider that costs next to nothing, with each answer after so many milliseconds.
+
+    python -m benchmarks.harness.provider [LATENCY_MS]
 
 `penstock simulate` costs about as much per request as the client that is measured, on the same two cores. This one reads
 a request's length, waits, and writes one answer; what is measured beside it has the machine nearly to itself.

@@ -133,7 +133,16 @@ def bare_call_ms(server: RunningSimulator, calls: int) -> float:
 
 def _peer(name: str, server: RunningSimulator, calls: int, *more: str) -> float:
     """Milliseconds of CPU per call of a bare loop."""
-    command = [sys.executable, "-m", "benchmarks.peers.bare_loop", name, server.url, str(calls), str(CONCURRENCY), *more]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.peers.bare_loop",
+        name,
+        server.url,
+        str(calls),
+        str(CONCURRENCY),
+        *more,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PEER_TIMEOUT_S, check=False)
     if done.returncode:
         raise GroundError(f"the {name} loop failed: {done.stderr.strip().splitlines()[-1:]}")

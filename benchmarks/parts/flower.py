@@ -22,10 +22,10 @@ import psutil
 from celery import Celery
 
 from benchmarks.harness.fleet import Fleet, JobCost, fleet
-from benchmarks.parts.flower_worker import FAILS_EACH
 from benchmarks.harness.ground import GroundError, RunningRedis, folder, process, redis_server, usage
-from benchmarks.noop_path import CONCURRENCY, enable_events
 from benchmarks.harness.report import Report, Row, median
+from benchmarks.noop_path import CONCURRENCY, enable_events
+from benchmarks.parts.flower_worker import FAILS_EACH
 from penstock_cli.flower.options import MAX_TASKS
 from penstock_workers.celery_app.shown.sampling import EVENTS_PER_ITEM
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import orjson
 
-from benchmarks.peers.bare_loop import measured, with_aiohttp
 from benchmarks.harness.documents import request_body
 from benchmarks.harness.ground import ROOT, simulator
 from benchmarks.harness.report import Report, Row, median
+from benchmarks.peers.bare_loop import measured, with_aiohttp
 from penstock_workers.http import ClientName, Target, make_client
 
 CONCURRENCY = 256  # the default of a worker process

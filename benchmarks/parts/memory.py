@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.harness.fleet import JobCost, fleet
 from benchmarks.harness.ground import folder, redis_server
-from benchmarks.noop_path import CONCURRENCY, WORKER
 from benchmarks.harness.report import Report, Row
+from benchmarks.noop_path import CONCURRENCY, WORKER
 
 FLAT = 1.2  # the larger job's peak over the smaller one's
 MIB = 2**20

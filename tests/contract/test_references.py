@@ -84,10 +84,12 @@ def test_a_reference_to_nothing_is_found(tmp_path: Path) -> None:
     """Comments, docstrings and links are looked at, and so are modules; code and addresses are not."""
     code, page = tmp_path / "here.py", tmp_path / "page.md"
     code.write_text(
-        '"""See gone.py, ``away.Thing``, ``here.Thing`` and here.py; penstock_gone.part says more."""\nopen("other.py")  # as in lost.lua\n'
+        '"""See gone.py, ``away.Thing``, ``here.Thing`` and here.py; penstock_gone.part says more."""\n'
+        'open("other.py")  # as in lost.lua\n'
     )
     page.write_text("[a](here.py) [b](away.md#part) https://example.com/x/readme.md\n")
     found = [line for path in (code, page) for line in missing(path, tmp_path, ["here.py", "page.md"])]
     assert sorted(found) == [
-        "here.py:1 away", "here.py:1 gone.py", "here.py:1 penstock_gone.part", "here.py:2 lost.lua", "page.md:1 away.md", "page.md:1 away.md",
+        "here.py:1 away", "here.py:1 gone.py", "here.py:1 penstock_gone.part", "here.py:2 lost.lua", "page.md:1 away.md",
+        "page.md:1 away.md",
     ]  # fmt: skip

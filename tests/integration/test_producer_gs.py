@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from servers import S3Server
 
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
 from penstock_producer.sources.blobs import ranges, store
 from penstock_producer.sources.open import unchanged
-from penstock_producer.accepting.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
 

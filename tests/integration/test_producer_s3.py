@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from servers import S3Server
 
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
@@ -21,7 +22,6 @@ from penstock_producer.sources import Document, open_source
 from penstock_producer.sources.blobs import ranges, s3
 from penstock_producer.sources.open import unchanged
 from penstock_producer.sources.texts import segments
-from penstock_producer.accepting.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
 URI = "s3://docs/in%20put.jsonl"

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from servers import free_port
 
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import SourceChanged, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import Document, open_source
 from penstock_producer.sources.blobs import ranges, store
 from penstock_producer.sources.open import unchanged
-from penstock_producer.accepting.survey import survey
 
 pytestmark = pytest.mark.servers
 SPEC = JobSpec(prompt="{text}", model="m")

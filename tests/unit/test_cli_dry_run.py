@@ -104,7 +104,7 @@ def test_a_budget_below_the_estimate_is_told(folder: Path) -> None:
 
 def test_estimates_assume_what_the_rate_limiter_assumes() -> None:
     """The producer imports no rate limiter, and their first guesses are the same."""
-    from penstock_producer import estimates
+    from penstock_producer.accepting import estimates
     from penstock_ratelimit.estimates import estimator
 
     assert estimates.CHARS_PER_TOKEN == estimator.CHARS_PER_TOKEN

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock_producer import JobSpec, SourceError, SpecError
+from penstock_producer.accepting.survey import survey
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import InvalidDocument
 from penstock_producer.prompts.compress import compressed
@@ -18,7 +19,6 @@ from penstock_producer.prompts.messages import MAX_MESSAGES
 from penstock_producer.prompts.truncate import MARK, cut_of
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.sources import open_source
-from penstock_producer.accepting.survey import survey
 from penstock_producer.tally import Tally
 
 HI = [{"role": "user", "content": "hi"}]

@@ -24,13 +24,13 @@ from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine
 from penstock_workers.item.lane import Lane
 from penstock_workers.item.reuse.reuse import Reuse
-from penstock_workers.item.run.reading.bodies import Bodies
 from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.gpu_cost import PricedAdmission, SharedTime
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
-from penstock_workers.item.run.reading.jobs import JobBook, read_job
 from penstock_workers.item.run.models import ModelCheck
+from penstock_workers.item.run.reading.bodies import Bodies
+from penstock_workers.item.run.reading.jobs import JobBook, read_job
 from penstock_workers.item.run.reading.reads import Reads
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runner import ItemRunner

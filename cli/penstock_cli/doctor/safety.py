@@ -108,8 +108,9 @@ def _lets_anybody_in(address: RedisAddress) -> bool:
     if address.sentinels:
         return False
     parameters = {name: value for name, value in address.parameters.items() if name not in ("username", "password")}
-    waits = {"socket_timeout": REDIS_TIMEOUT_S, "socket_connect_timeout": REDIS_TIMEOUT_S}
-    client = redis.Redis(**parameters, ssl=address.over_tls, **waits)
+    client = redis.Redis(
+        **parameters, ssl=address.over_tls, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+    )
     try:
         client.ping()
     except (redis.RedisError, OSError, TypeError):

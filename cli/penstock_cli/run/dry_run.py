@@ -13,9 +13,9 @@ from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_producer.accepting.survey import Survey
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.sources import Document
-    from penstock_producer.accepting.survey import Survey
     from penstock_workers.settings import ProviderSettings
 
 SHOWN = 3  # requests and unusable rows
@@ -85,9 +85,9 @@ def _lines(guess: Estimate, provider: ProviderSettings | None) -> list[str]:
 
 def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings | None) -> None:
     """Raises what checking a source raises: SourceError, TooManyBadRows, SettingsError."""
+    from penstock_producer.accepting.survey import survey
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import Document, open_source
-    from penstock_producer.accepting.survey import survey
 
     settings = ProducerSettings.load()
     with console.status(f"reading {safe(source)} …"):

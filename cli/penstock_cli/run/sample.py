@@ -133,8 +133,8 @@ def _spread(
     source: str, spec: JobSpec, settings: ProducerSettings, number: int
 ) -> tuple[list[Document], dict[str, Any]]:
     """``number`` documents at even distances, or all when there are fewer; and the pin of their source."""
-    from penstock_producer.sources import open_source
     from penstock_producer.accepting.survey import survey
+    from penstock_producer.sources import open_source
 
     found = survey(open_source(source, spec, settings), spec)
     refused = {refusal.row.line for refusal in found.refused}

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock_producer.accepting.hook_paths import is_allowed
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.fallback import may_name_a_provider, provider_and_model
-from penstock_producer.accepting.hook_paths import is_allowed
 from penstock_producer.job.spec import JobSpec
 
 __all__ = ["Borders", "DoorSettings"]

@@ -29,9 +29,7 @@ _JOB_ID_CHARS: Final = 20
 class NewJobs:
     """Checks specs, and makes the jobs of one door; ``borders`` are those of a remote one."""
 
-    def __init__(
-        self, database: Database, jobs: JobStore, settings: ProducerSettings, borders: Borders | None
-    ) -> None:
+    def __init__(self, database: Database, jobs: JobStore, settings: ProducerSettings, borders: Borders | None) -> None:
         self._one_machine = database.is_sqlite
         self._jobs = jobs
         self._settings = settings

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.accepting.estimates import Estimate, Measure
+from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import PREPARED
 from penstock_producer.refusals import DUPLICATE

@@ -35,7 +35,6 @@ from penstock_producer.integrations.summary import POLL_S, failure_of, summary_o
 __all__ = ["PenstockJobOperator", "PenstockJobTrigger"]
 
 
-
 class PenstockJobTrigger(BaseTrigger):
     """Fires once when the job has ended, with its summary."""
 

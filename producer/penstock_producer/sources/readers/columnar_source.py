@@ -32,9 +32,7 @@ class ColumnarSource(PinnedRows):
 
     unit = ROW
 
-    def __init__(
-        self, blob: Blob, spec: JobSpec, options: RowOptions, rows: str, *, size: int | None = None
-    ) -> None:
+    def __init__(self, blob: Blob, spec: JobSpec, options: RowOptions, rows: str, *, size: int | None = None) -> None:
         super().__init__(blob, spec, options)
         self._rows = rows
         self._size = size
