@@ -408,7 +408,7 @@ class Producer:
 
     def _check_estimate(self, spec: JobSpec, estimate: Estimate) -> None:
         """Before anything is spent. Raises SpecError."""
-        check_estimate(spec, estimate.usd(self._settings.prices(spec.provider)))
+        check_estimate(spec, estimate.usd(self._settings.prices(spec.provider).prices_of(spec.model)))
 
     def _known(self, job_key: str | None) -> Job | None:
         if job_key is None:
