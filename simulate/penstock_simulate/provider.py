@@ -24,7 +24,7 @@ from penstock_simulate.limits.charges import Charge
 from penstock_simulate.limits.limits import KeyLimits
 from penstock_simulate.limits.money import Wallet
 from penstock_simulate.limits.ramps import make_ramp, ramp_settings
-from penstock_simulate.reply import Manner, Reply
+from penstock_simulate.reply import Manner, Reply, Usage
 
 MODELS = ("sim-small", "sim-large", "sim-embed")  # listed; any other name works too
 
@@ -71,6 +71,19 @@ class Provider:
         """Prometheus text with vLLM's names; without a queue everything in flight runs."""
         running = self.book.in_flight if self._slots is None else self._slots.running(now)
         return gauges(running, 0 if self._slots is None else self._slots.waiting(now), MODELS[0])
+
+    @property
+    def config(self) -> SimulatorConfig:
+        """What is in force."""
+        return self._config
+
+    def turned_away(self, authorization: str | None, *, spends: bool) -> Refusal | None:
+        """What a call that is not inference meets: the key, the demand and, where it spends, the account."""
+        return self._wrong_key(authorization) or self._demanded() or (self._no_money() if spends else None)
+
+    def pay(self, usage: Usage, price: float) -> None:
+        """For work done, at this part of the price in real time."""
+        self._wallet.pay(usage.prompt * price, usage.completion * price)
 
     def open_call(self, endpoint: str, raw: bytes, tag: str | None, authorization: str | None) -> Call:
         """Count a call before anything else happens to it. Without a tag the body's hash names the document."""
@@ -123,10 +136,11 @@ class Provider:
 
     def _turned_away(self, call: Call) -> Refusal | None:
         """What is refused before limits are asked: the key, the demand, the request, the account, the crowd."""
-        return self._wrong_key(call) or self._demanded() or unreadable(call) or self._no_money() or self._crowded()
+        wrong = self._wrong_key(call.authorization)
+        return wrong or self._demanded() or unreadable(call) or self._no_money() or self._crowded()
 
-    def _wrong_key(self, call: Call) -> Refusal | None:
-        if self._authorization is None or compare_digest((call.authorization or "").encode(), self._authorization):
+    def _wrong_key(self, authorization: str | None) -> Refusal | None:
+        if self._authorization is None or compare_digest((authorization or "").encode(), self._authorization):
             return None
         return refusals.wrong_key()
 

@@ -77,6 +77,11 @@ def unreadable(call: Call) -> Refusal | None:
         body = orjson.loads(call.raw)
     except orjson.JSONDecodeError as error:
         return refusals.invalid(f"We could not parse the JSON body of your request: {error}")
+    return misshapen(call, body)
+
+
+def misshapen(call: Call, body: object) -> Refusal | None:
+    """As `unreadable`, of a body that is read already."""
     if not isinstance(body, dict):
         return refusals.invalid("The body of your request must be a JSON object.")
     call.body, model = body, body.get("model")

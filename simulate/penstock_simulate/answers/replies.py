@@ -21,6 +21,12 @@ LONG_CONTEXT_SUFFIX = "-long"  # a model named so has no context overflows: repl
 ERROR_BODY = dialects.openai(Refusal(200, "The engine is currently unavailable.", "server_error"))[1]
 
 
+def poison_of(call: Call, fates: Fates) -> Poison | None:
+    """Why the call's document can never succeed with its model; None where it can."""
+    poison = fates.poison(call.document)
+    return None if poison is Poison.CONTEXT and call.model.endswith(LONG_CONTEXT_SUFFIX) else poison
+
+
 class Replies:
     """Writes replies under one configuration. ``wall`` gives Unix seconds, ``request_id`` a new one per reply."""
 
@@ -47,8 +53,8 @@ class Replies:
         """What the model makes of an admitted call, by the luck of its document."""
         call.document = document_of(call.tag)
         draw = self._fates.draw(call.document, call.number)
-        poison = self._fates.poison(call.document)
-        if poison is None or (poison is Poison.CONTEXT and call.model.endswith(LONG_CONTEXT_SUFFIX)):
+        poison = poison_of(call, self._fates)
+        if poison is None:
             return self._infer(call, draw, meters, now)
         return self.refuse(refusals.poisoned(poison, call.prompt_tokens), meters, now, draw.latency_s)
 
@@ -83,7 +89,7 @@ class Replies:
 
     def _answer(self, call: Call, draw: Draw, meters: Meters, now: float) -> Reply:
         """The work is done; with a fault drawn, its result does not arrive whole."""
-        body, usage = _body(call)
+        body, usage = answer_body(call)
         headers = self._headers(meters, now)
         delay_s = draw.latency_s + usage.completion * self._config.latency_ms_per_token / 1000
         if draw.fault is None:
@@ -98,7 +104,8 @@ class Replies:
         return headers | self._write_headers(meters, now, self._wall()) if meters else headers
 
 
-def _body(call: Call) -> tuple[bytes, Usage]:
+def answer_body(call: Call) -> tuple[bytes, Usage]:
+    """A good answer, in the words of the call's endpoint."""
     usage = Usage(call.prompt_tokens, call.output_tokens())
     if call.endpoint == EMBEDDINGS:
         dimensions = call.body.get("dimensions") or EMBEDDING_DIMENSIONS
