@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 
 class BatchLimits(NamedTuple):
@@ -17,6 +17,7 @@ class BatchLimits(NamedTuple):
     requests: int
     total_bytes: int
     line_bytes: int
+    id_chars: int = 64  # the longest custom_id that `line` takes: Anthropic's carry a tag besides
 
 
 class Counts(NamedTuple):
@@ -25,10 +26,14 @@ class Counts(NamedTuple):
     failed: int  # also those that were cancelled or ran out of time
 
 
+TOKEN_CAP_CODES: Final = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
+"""More tokens in batches than the account may have: at once, or as the reason of a batch that failed its validation."""
+
+
 class LineProblem(NamedTuple):
     """Why a provider's validation refused a whole batch."""
 
-    code: str
+    code: str  # one of TOKEN_CAP_CODES: the batch is good, and may be created again when others have ended
     message: str
     line: int | None  # from 1; None: the file as a whole
 
@@ -107,7 +112,9 @@ class BatchProvider(Protocol):
         ...
 
     def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
-        """Every line of its outputs, streamed, in any order. After a lost connection it goes on where it was."""
+        """Every line of its outputs, streamed, in any order. After a lost connection it goes on where it was; where that
+        cannot be, from the beginning, so that an answer may come twice. Close it (contextlib.aclosing) if you stop early.
+        """
         ...
 
     async def cancel(self, batch_id: str) -> BatchSeen:
