@@ -40,7 +40,7 @@ LIMITS: Final = BatchLimits(
     id_chars=64 - MARK_CHARS - 1,
 )
 PATH: Final = "/v1/messages/batches"
-LISTING: Final = Listing(rows="data", place="after_id", token=None)
+LISTING: Final = Listing(rows="data", place="after_id", next_page=None)
 PIECE_BYTES: Final = 1024 * 1024  # of the packed file, in memory at once
 CREATE_MAY_TAKE_S: Final = 6_000.0  # longer than any upload of 256 MB is waited for
 CLOCKS_APART_S: Final = 600.0

@@ -34,8 +34,8 @@ LIMITS: Final = BatchLimits(
     line_bytes=20_000_000,  # as one request in real time
 )
 VERSION: Final = "/v1beta"
-FILES: Final = Listing(rows="files", place="pageToken", token="nextPageToken")
-BATCHES: Final = Listing(rows="operations", place="pageToken", token="nextPageToken")
+FILES: Final = Listing(rows="files", place="pageToken", next_page="nextPageToken")
+BATCHES: Final = Listing(rows="operations", place="pageToken", next_page="nextPageToken")
 ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 _NAME: Final = re.compile(r"(?:files|batches)/[A-Za-z0-9._-]{1,200}")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from importlib.metadata import version
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -20,9 +19,9 @@ from yarl import URL
 from penstock_ledger.redaction import redact
 from penstock_workers.lanes.batch.apis.refused import Heard, judge
 from penstock_workers.lanes.batch.provider import AccountStopped, BatchError, TryLater, Unclear
+from penstock_workers.provider_calls import address
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024  # of a small call: a page of a list of batches has some 100 KB
-MAX_ID_CHARS = 512  # of an id that the provider gave: it becomes a part of addresses and rows
 
 _NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
 
@@ -42,14 +41,8 @@ class Account(NamedTuple):
 
     name: str
     base_url: str
-    headers: Mapping[str, str]  # its key, and what else each call carries
+    headers: Mapping[str, str]  # of each call: its key, for one
     proxy: str | None = None
-
-    def address(self, path: str) -> URL:
-        """Base URLs are customary with and without their version (`/v1`); `path` always begins with it."""
-        head = "/" + path.split("/", 2)[1]
-        short = path.removeprefix(head) if self.base_url.endswith(head) else path
-        return URL(self.base_url + short, encoded=True)
 
     def is_own(self, url: str) -> bool:
         """Whether an address in an answer is the provider's own: the key is sent to no other one."""
@@ -153,9 +146,10 @@ class BatchHttp:
         data: Any,
         headers: Mapping[str, str],
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        url = URL(address(self.account.base_url, path), encoded=True) if isinstance(path, str) else path
         return self._session().request(
             method,
-            (self.account.address(path) if isinstance(path, str) else path).update_query(query or {}),
+            url.update_query(query) if query else url,
             data=data,
             headers={**self.account.headers, **headers},
             allow_redirects=False,
@@ -165,7 +159,6 @@ class BatchHttp:
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
             self._opened = aiohttp.ClientSession(
-                headers={"User-Agent": f"penstock/{version('penstock')}"},
                 trust_env=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(

@@ -18,7 +18,9 @@ class Listing(NamedTuple):
 
     rows: str  # the field of an answer with its rows
     place: str  # the parameter that says where the next page begins
-    token: str | None  # the field of an answer with that place; None: the id of its last row, where `has_more` is true
+    next_page: (
+        str | None
+    )  # the field of an answer with that place; None: the id of its last row, where `has_more` is true
 
 
 Page = list[Mapping[str, Any]]
@@ -48,6 +50,6 @@ async def pages(http: BatchHttp, listing: Listing, path: str, query: Mapping[str
 
 
 def _next(listing: Listing, answer: Mapping[str, Any], page: Page) -> str | None:
-    if listing.token is not None:
-        return identifier(answer.get(listing.token))
+    if listing.next_page is not None:
+        return identifier(answer.get(listing.next_page))
     return identifier(page[-1].get("id")) if page and answer.get("has_more") is True else None

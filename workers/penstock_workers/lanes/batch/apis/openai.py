@@ -30,7 +30,7 @@ LIMITS: Final = BatchLimits(requests=50_000, total_bytes=200_000_000, line_bytes
 TAG: Final = "penstock_batch"  # the name of the tag in `metadata`
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 MAX_PROBLEMS: Final = 1_000  # of a batch that failed its validation: there may be one for each line
-LISTING: Final = Listing(rows="data", place="after", token=None)
+LISTING: Final = Listing(rows="data", place="after", next_page=None)
 CLOCKS_APART_S: Final = 600.0  # between the provider and this machine
 
 
