@@ -67,7 +67,9 @@ def packed(folder: Path, provider: BatchProvider, ids: list[str], endpoint: str,
     """A packed file of one request for each id."""
     path = folder / "packed.jsonl"
     path.write_bytes(b"".join(provider.line(one, endpoint, body) for one in ids))
-    return NewBatch(**({"tag": TAG, "path": path, "endpoint": endpoint, "model": "m", "requests": len(ids), "file_id": None} | new))
+    return NewBatch(
+        **({"tag": TAG, "path": path, "endpoint": endpoint, "model": "m", "requests": len(ids), "file_id": None} | new)
+    )
 
 
 async def all_answers(provider: BatchProvider, seen: BatchSeen) -> list[BatchAnswer | UnreadableLine]:

@@ -166,16 +166,26 @@ def anthropic(result: Any) -> tuple[str, BatchAnswer]:
 
 def test_anthropics_results() -> None:
     """The mark is taken off the id; an error gets the status that it has in real time; other ends have their names."""
-    assert anthropic({"type": "succeeded", "message": {"id": "m"}}) == ("2c9e41ab", BatchAnswer("a-1", 200, b'{"id": "m"}'))
+    assert anthropic({"type": "succeeded", "message": {"id": "m"}}) == (
+        "2c9e41ab",
+        BatchAnswer("a-1", 200, b'{"id": "m"}'),
+    )
     envelope = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}, "request_id": "req_1"}
     mark, answer = anthropic({"type": "errored", "error": envelope})
-    assert (answer.status, answer.error, answer.message, answer.request_id) == (529, "overloaded_error", "busy", "req_1")
+    assert (answer.status, answer.error, answer.message, answer.request_id) == (
+        529,
+        "overloaded_error",
+        "busy",
+        "req_1",
+    )
     assert json.loads(answer.body) == envelope
     assert anthropic({"type": "expired"})[1] == BatchAnswer("a-1", None, b"", error="batch_expired")
     assert anthropic({"type": "canceled"})[1] == BatchAnswer("a-1", None, b"", error="batch_cancelled")
 
 
-@pytest.mark.parametrize("result", [{"type": "succeeded"}, {"type": "errored", "error": []}, {"type": "new"}, {}, 3, None])
+@pytest.mark.parametrize(
+    "result", [{"type": "succeeded"}, {"type": "errored", "error": []}, {"type": "new"}, {}, 3, None]
+)
 def test_a_result_of_anthropic_without_content_is_unreadable(result: Any) -> None:
     """A result of an unknown type is no answer, and no defect either."""
     text = {"custom_id": "2c9e41ab-a", "result": result}

@@ -74,7 +74,10 @@ def read_line(output: str, line: Line) -> Read | UnreadableLine:
         mark, custom_id = "", found.custom_id
     if identifier(custom_id) is None:
         return UnreadableLine(output, line.number, "its custom_id is empty or no usable name")
-    answer = _answer(custom_id, found.result)
+    try:
+        answer = _answer(custom_id, found.result)
+    except orjson.JSONDecodeError as error:
+        return UnreadableLine(output, line.number, f"its error cannot be read: {error}")
     if answer is None:
         return UnreadableLine(
             output, line.number, f"a result of the type {said(found.result.type)!r}, or without its content"
