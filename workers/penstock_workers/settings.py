@@ -9,6 +9,7 @@ import ipaddress
 import os
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -29,6 +30,12 @@ __all__ = ["CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "ProviderSett
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
+BASE_URLS: Final[Mapping[str, str]] = {
+    "openai": DEFAULT_BASE_URL,
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+}
+"""Where each kind of provider is, unless `base_url` says another place."""
 
 # The lane of processes that run no documents: they keep jobs moving, and take those that Celery clients send.
 CONTROL_LANE: Final = "control"
@@ -51,7 +58,6 @@ class ProviderSettings(ProviderFacts):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    kind: Literal["openai"] = "openai"  # the API; OpenAI-compatible servers all have this one
     base_url: str = DEFAULT_BASE_URL
     api_key_env: str | None = (
         None  # the NAME of the variable that holds the key: keys never travel in settings or specs
@@ -75,6 +81,13 @@ class ProviderSettings(ProviderFacts):
             remember(name)
             raise ValueError("give the NAME of the variable that holds the key, such as OPENAI_API_KEY, not the key")
         return name or None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _place_of_its_kind(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("base_url") is None and given.get("kind") in BASE_URLS:
+            return {**given, "base_url": BASE_URLS[given["kind"]]}
+        return given
 
     @field_validator("base_url")
     @classmethod

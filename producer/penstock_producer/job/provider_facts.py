@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from penstock_producer.job.endpoints import check_path
+
+Kind = Literal["openai", "anthropic", "gemini"]
+"""The API that a provider speaks. OpenAI-compatible servers, which nearly all are, have the first."""
 
 
 class ProviderFacts(BaseModel):
@@ -14,6 +17,7 @@ class ProviderFacts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
+    kind: Kind = "openai"
     endpoints: tuple[str, ...] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
     usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
     usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
