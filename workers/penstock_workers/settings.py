@@ -69,6 +69,10 @@ class ProviderSettings(ProviderFacts):
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
     itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
     otpm: PerMinuteLimit = None  # output tokens per minute, likewise
+    batch_enqueued_tokens: Annotated[int, Field(ge=1)] | None = (
+        None  # prompt tokens in batches at once; None = no limit
+    )
+    batch_discount: Annotated[float, Field(ge=0, lt=1)] = 0.5  # off the prices, for what batches cost
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     adaptive: bool | None = None  # find out how many requests it takes at once; None = where no limit is declared
     metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
@@ -145,6 +149,12 @@ class ProviderSettings(ProviderFacts):
     def without_prices(self) -> Self:
         """For lanes that host a model: their answers cost no provider's tokens."""
         return self.model_copy(update={"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 0.0})
+
+    def at_batch_prices(self) -> Self:
+        """For the lane that sends batches."""
+        paid = 1 - self.batch_discount
+        prices = {"usd_per_mtok_in": self.usd_per_mtok_in * paid, "usd_per_mtok_out": self.usd_per_mtok_out * paid}
+        return self.model_copy(update=prices)
 
     def cost_microusd(self, prompt_tokens: int | None, completion_tokens: int | None) -> int:
         """Millionths of a dollar for one answered call: dollars per million tokens times tokens is just that."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import NAMES_MAX, Served
+from penstock_producer.job.lanes import packs
 from penstock_workers.errors import TooManyNames, UnknownLane
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.api.row import API
@@ -34,7 +35,7 @@ def lane_row(name: str) -> LaneRow[Any]:
 
 def check_lane(name: str) -> None:
     """Raises UnknownLane for one that no worker can serve."""
-    if name != CONTROL_LANE:
+    if name != CONTROL_LANE and not packs(name):  # neither runs items
         lane_row(name)
 
 

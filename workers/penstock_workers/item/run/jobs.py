@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from penstock_ledger import JobNotFound, JobStore, buckets_for
 from penstock_producer.job.fallback import provider_and_model
-from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import Flow, Priority
 from penstock_workers.errors import EndpointRefused, PricesMissing
@@ -82,6 +82,8 @@ def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
     refused = settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
     if refused is not None:  # the key of the fleet would go there
         raise EndpointRefused(refused)
+    if packs(spec.lane):
+        return provider.at_batch_prices()
     return provider.without_prices() if has_own_model(spec.lane) else provider
 
 
