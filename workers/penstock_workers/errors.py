@@ -32,7 +32,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError
-from penstock_producer.job.lanes import LANES
 
 __all__ = ["MissingApiKey", "PlainHttp"]
 

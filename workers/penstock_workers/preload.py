@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from penstock_producer.job.lanes import packs
 from penstock_workers.lanes.registry import lane_row
 
 __all__ = ["preload"]
@@ -24,5 +25,6 @@ MODULES = (
 
 def preload(lane: str) -> None:
     """Import everything that a worker of this lane runs with, engines excepted: their lanes load those."""
-    for name in (*MODULES, *lane_row(lane).modules):
+    own = ("penstock_workers.lanes.batch.engine",) if packs(lane) else lane_row(lane).modules
+    for name in (*MODULES, *own):
         import_module(name)

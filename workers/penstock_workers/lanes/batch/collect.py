@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock_ledger import ProviderBatch
+from penstock_ratelimit import Signal
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import JobView
 from penstock_workers.item.failures import Failure
 from penstock_workers.lanes.batch.judging import Judge, without_answer
 from penstock_workers.lanes.batch.packed import PackedBatch, PackedDocument
 from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, BatchSeen, LineProblem, UnreadableLine
-from penstock_ratelimit import Signal
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Collector:
     async def answers(
         self, batch: ProviderBatch, job: JobView, packed: PackedBatch, provider: BatchProvider, seen: BatchSeen
     ) -> Collected:
-        """Every answer that there is becomes an outcome, or its document waits for the next batch. Raises as the provider does."""
+        """Every answer becomes an outcome, or its document waits for the next batch. Raises as the provider does."""
         left = await asyncio.to_thread(packed.by_id)
         known, collected = frozenset(left), Collected()
         group: list[tuple[PackedDocument, BatchAnswer | Failure]] = []

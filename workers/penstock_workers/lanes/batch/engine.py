@@ -74,6 +74,8 @@ class BatchEngine:
         self._bridge = bridge
         stores = self._closing.enter_context(open_stores(self._settings, "worker"))
         around = self._surroundings(stores)
+        for name in self._settings.providers:
+            self._provider(name)  # a key that is missing ends the worker here, with its message
         around.folder.open()
         around.folder.sweep(await asyncio.to_thread(around.store.open_tags))
         self._leader = Leader(around, stores.database, self._provider)

@@ -91,15 +91,21 @@ class Journey:
         """Until the batch is settled, another process leads it, or ``close``."""
         while self.batch.state is not BatchState.SETTLED and not self._closing.is_set():
             try:
-                await self._steps[self.batch.state]()
-                self._faults = 0
+                await self._turn()
             except BatchLost as error:
                 log.info("%s", error)
                 return
             except Stopped:
                 return
-            except Exception as error:
-                await self._after(error)
+
+    async def _turn(self) -> None:
+        try:
+            await self._steps[self.batch.state]()
+            self._faults = 0
+        except (BatchLost, Stopped):
+            raise
+        except Exception as error:
+            await self._after(error)
 
     def close(self) -> None:
         """End after the step that is under way."""
@@ -110,7 +116,8 @@ class Journey:
     async def _upload(self) -> None:
         batch, tried_before = self.batch, self.batch.uploading_at is not None
         if self._standing is not Standing.RUNS:
-            return await self._wait_or_give_up()
+            await self._wait_or_give_up()
+            return
         async with self._around.uploading:
             packed = await self._files()
             await self._write(uploading_at=time.time())
@@ -129,10 +136,12 @@ class Journey:
                 log.info(
                     "provider batch %s of job %s was created all the same: %s", batch.tag, batch.job_id, seen.batch_id
                 )
-                return await self._created(seen)
+                await self._created(seen)
+                return
             await self._write(creating_at=None)
         if self._standing is not Standing.RUNS:
-            return await self._wait_or_give_up()
+            await self._wait_or_give_up()
+            return
         packed = await self._files()
         if not await self._reserve():
             return
@@ -160,10 +169,12 @@ class Journey:
         try:
             seen = await self._provider.look(remote_id)
         except BatchGone as error:
-            return await self._ended(status=self.batch.status, why=f"batch_lost: {error}")
+            await self._ended(status=self.batch.status, why=f"batch_lost: {error}")
+            return
         shown = {"status": seen.status, **_counts(seen)}
         if seen.ended:
-            return await self._ended(**shown)
+            await self._ended(**shown)
+            return
         if any(getattr(self.batch, name) != value for name, value in shown.items()):
             await self._write(**shown)
         await self._pause(self._poll_s())
@@ -179,14 +190,18 @@ class Journey:
             try:
                 seen = await self._provider.look(self._remote_id)
             except BatchGone as error:
-                return await self._collected(f"batch_lost: {error}")
+                await self._collected(f"batch_lost: {error}")
+                return
             if any(problem.code in TOKEN_CAP_CODES for problem in seen.problems):
-                return await self._again(seen)
+                await self._again(seen)
+                return
             view, packed = await self._view(), await self._files()
             if view is None:
-                return await self._collected("batch_cancelled")
+                await self._collected("batch_cancelled")
+                return
             if seen.problems:
-                return await self._refused(view, packed, seen)
+                await self._refused(view, packed, seen)
+                return
             collected = await self._around.collector.answers(self.batch, view, packed, self._provider, seen)
             if collected.odd:
                 kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
@@ -237,7 +252,8 @@ class Journey:
     async def _wait_or_give_up(self) -> None:
         """Nothing of it is at the provider but its file, maybe."""
         if self._standing is Standing.WAITS:
-            return await self._pause(LOOK_AT_JOB_S)
+            await self._pause(LOOK_AT_JOB_S)
+            return
         batch = self.batch
         if batch.file_id is None and batch.uploading_at is not None:
             await self._write(file_id=await self._provider.find_upload(batch.tag))
@@ -273,7 +289,8 @@ class Journey:
             case TryLater():
                 wait_s = max(wait_s, error.after_s or 0.0)
             case TokenCapReached():
-                return await self._wait_for_room(str(error))
+                await self._wait_for_room(str(error))
+                return
             case AccountStopped() | BatchRefused() | JobCannotRun():
                 await self._around.jobs.stop(self.batch.job_id, JobState.PAUSED, f"{name}: {error}")
                 wait_s = max(wait_s, LOOK_AT_JOB_S)

@@ -26,7 +26,7 @@ from penstock_ledger import (
     RemainderStore,
     Waiting,
 )
-from penstock_ledger.model import Feed, FeedKind, Job
+from penstock_ledger.model import Feed, Job
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.job.lanes import packs
 from penstock_ratelimit import full_jitter
@@ -205,11 +205,10 @@ class Leader:
         enough = min(
             spec.batch_max_requests or REQUESTS_MAX, REQUESTS_MAX, self._providers(spec.provider).limits.requests
         )
-        is_last = feed.exhausted and feed.kind is not FeedKind.SPOOL
-        if waiting.documents < enough and time.time() - waiting.since < REMAINDERS_WAIT_S:
-            if not is_last or await asyncio.to_thread(self._around.store.open_of, job.job_id):
-                return
-        if not await self._has_room():
+        is_due = waiting.documents >= enough or time.time() - waiting.since >= REMAINDERS_WAIT_S
+        if not is_due:  # unless nothing can add to them any more
+            is_due = feed.exhausted and not await asyncio.to_thread(self._around.store.open_of, job.job_id)
+        if not is_due or not await self._has_room():
             return
         async with self._around.packing:
             packer, provider = self._around.packer, self._providers(spec.provider)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from penstock_ledger import (
     Database,
@@ -139,11 +139,11 @@ class Packer:
             self._settle_bad(feed, rows, refused_lines)
             documents = [row for row in rows if isinstance(row, Document) and row.line not in refused_lines]
             done = self._outcomes.terminal(_key(feed, document) for document in documents)
-            wanted = {document.doc_id for document in documents if _key(feed, document) not in done}
+            wanted = {document.doc_id: document for document in documents if _key(feed, document) not in done}
             for row in rows:
-                if isinstance(row, Document) and row.doc_id in wanted and row.line not in refused_lines:
-                    if not window.add(row.doc_id, row.body, _new(feed, row)):
-                        return cursor, False
+                document = None if row.doc_id is None else wanted.get(row.doc_id)
+                if document is not None and not window.add(document.doc_id, document.body, _new(feed, document)):
+                    return cursor, False
                 cursor = dict(row.cursor)
         return cursor, source.ended()
 

@@ -7,7 +7,7 @@ their models.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from penstock_ledger import DeadLetter, ItemKey, NewProviderBatch, Remainder
