@@ -352,7 +352,7 @@ async def test_embeddings_go_in_batches_too() -> None:
 
 async def own(client: AsyncOpenAI, path: str) -> Any:
     """A page of the simulator's own."""
-    return (await client.get(str(client.base_url.join(path)), cast_to=object))
+    return await client.get(str(client.base_url.join(path)), cast_to=object)
 
 
 async def stats(client: AsyncOpenAI) -> Any:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from penstock_ledger import AnswerBook, Drained, JobStore, OutcomeStore, Provenance, RedisLedger
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.served import Served
-from penstock_producer.job.lanes import packs
 from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
 from penstock_workers.failpoints import Failpoints
@@ -316,8 +315,5 @@ def build_engine(settings: WorkerSettings, *, consume: Consume | None = None) ->
         from penstock_workers.control import ControlEngine
 
         return ControlEngine(settings)
-    if packs(settings.lane):
-        from penstock_workers.lanes.batch.engine import BatchEngine
-
-        return BatchEngine(settings)
-    return WorkerEngine(settings, consume=consume)
+    runs = lane_row(settings.lane).runs
+    return WorkerEngine(settings, consume=consume) if runs is None else runs(settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from penstock_producer.job.lanes import packs
 from penstock_workers.lanes.registry import lane_row
 
 __all__ = ["preload"]
@@ -25,6 +24,5 @@ MODULES = (
 
 def preload(lane: str) -> None:
     """Import everything that a worker of this lane runs with, engines excepted: their lanes load those."""
-    own = ("penstock_workers.lanes.batch.engine",) if packs(lane) else lane_row(lane).modules
-    for name in (*MODULES, *own):
+    for name in (*MODULES, *lane_row(lane).modules):
         import_module(name)

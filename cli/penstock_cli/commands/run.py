@@ -44,7 +44,7 @@ def run(
     from penstock_cli.job.jobspec import default_job_key, job_spec
     from penstock_cli.processes.standby import Standby
     from penstock_cli.run.request import RunRequest, default_state
-    from penstock_producer.job.lanes import has_own_model
+    from penstock_producer.job.lanes import has_own_model, packs
     from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
     out = given.of_run("out", out)
@@ -62,7 +62,8 @@ def run(
         or default_job_key(given.source if given.file is None else given.file.path, given.flags["table"]),
         given=given,
         provider=given.provider(provider),
-        workers=given.of_run("workers", workers) or (DEFAULT_ENGINES if has_own_model(lane) else DEFAULT_WORKERS),
+        workers=given.of_run("workers", workers)
+        or (DEFAULT_ENGINES if has_own_model(lane) or packs(lane) else DEFAULT_WORKERS),
         concurrency=given.of_run("concurrency", concurrency),
         panel=not given.of_run("no_progress", no_progress or None),
         sample=given.of_run("sample", sample),

@@ -63,7 +63,12 @@ class Fleet:
         if settings.broker_url is not None:
             progress.say("broker_url is for fleets: this job goes through a Redis of its own")
         self._settings = settings.model_copy(
-            update={"database_url": state.database_url, "control": False, "broker_url": None}
+            update={
+                "database_url": state.database_url,
+                "control": False,
+                "broker_url": None,
+                **_kept_beside(settings, state),
+            }
         )
         self._state = state
         self._count = workers
@@ -316,6 +321,12 @@ class Fleet:
             depth = self._books.redis.depth(queue_name(self._settings.lane))
             return depth.unacked - depth.relayed
         return None
+
+
+def _kept_beside(settings: WorkerSettings, state: StateFolder) -> dict[str, Any]:
+    """What the lane's workers keep on this machine lies in the job's folder."""
+    own = settings.of_lane(settings.lane)
+    return {} if own is None else {settings.lane: own.kept_in(state.root)}
 
 
 @contextlib.contextmanager

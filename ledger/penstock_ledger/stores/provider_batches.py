@@ -161,7 +161,7 @@ class ProviderBatchStore:
         def write(connection: Connection) -> ProviderBatch | None:
             led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
             ended = {"state": str(BatchState.SETTLED), "why": why, "settled_at": time.time()}
-            row = connection.execute(select(table).where(*_LED), led).one_or_none()
+            row = connection.execute(select(table).where(*_LED, _OPEN), led).one_or_none()
             if row is None or connection.execute(update(table).where(*_LED).values(ended), led).rowcount != 1:
                 return None
             fresh = {name: getattr(row, name) for name in _OF_NEW} | {

@@ -11,18 +11,18 @@ from typing import Any, Final
 
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import NAMES_MAX, Served
-from penstock_producer.job.lanes import packs
 from penstock_workers.errors import TooManyNames, UnknownLane
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.api.row import API
+from penstock_workers.lanes.batch.row import BATCH
 from penstock_workers.lanes.embed.row import EMBED
 from penstock_workers.lanes.gpu.row import GPU
 from penstock_workers.lanes.row import LaneRow
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
-__all__ = ["REGISTRY", "check_lane", "home_queue", "lane_row", "make_lane", "served_by"]
+__all__ = ["REGISTRY", "check_lane", "check_settings", "home_queue", "lane_row", "make_lane", "served_by"]
 
-REGISTRY: Final[Mapping[str, LaneRow[Any]]] = {row.name: row for row in (API, GPU, EMBED)}
+REGISTRY: Final[Mapping[str, LaneRow[Any]]] = {row.name: row for row in (API, GPU, EMBED, BATCH)}
 
 
 def lane_row(name: str) -> LaneRow[Any]:
@@ -35,8 +35,17 @@ def lane_row(name: str) -> LaneRow[Any]:
 
 def check_lane(name: str) -> None:
     """Raises UnknownLane for one that no worker can serve."""
-    if name != CONTROL_LANE and not packs(name):  # neither runs items
+    if name != CONTROL_LANE:
         lane_row(name)
+
+
+def check_settings(settings: WorkerSettings) -> None:
+    """Raises UnknownLane, and what the lane finds wrong in its settings."""
+    row = lane_row(settings.lane)
+    if row.runs is None:
+        row.make(settings)
+    else:
+        row.runs(settings)
 
 
 def served_by(settings: WorkerSettings) -> Served | None:

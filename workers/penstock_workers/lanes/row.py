@@ -15,6 +15,7 @@ from penstock_workers.settings import WorkerSettings
 if TYPE_CHECKING:
     from penstock_workers.children.child_pool import ChildPool
     from penstock_workers.item.admission import Admission
+    from penstock_workers.item.deliveries import ItemEngine
     from penstock_workers.item.run.quarantine import Quarantine
 
 L = TypeVar("L", bound=Lane)
@@ -78,6 +79,8 @@ class LaneRow(Generic[L]):
     inspect: Callable[[WorkerSettings], Iterator[LaneFinding]] | None = None  # the machine that this is run on
     tries: tuple[tuple[str, bytes], ...] = ()  # endpoints and bodies of one token, of which a model answers one
     check: LaneCheck | None = None  # None: its settings hold nothing to look at
+    # What runs in a worker whose documents are no items to be claimed; None: what runs items, with ``make`` and ``admission``.
+    runs: Callable[[WorkerSettings], ItemEngine] | None = None
 
     def place_of_suspects(self, lane: L, children: ChildPool) -> Quarantine:
         """Where its suspects run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -20,6 +20,9 @@ class BatchSettings(LaneSettings):
     led_max: Annotated[int, Field(ge=1, le=10_000)] = 500  # batches that one worker watches
     poll_first_s: Annotated[float, Field(gt=0, le=3_600)] = 5.0  # after a batch was created; jobs may say batch_poll_s
     poll_cap_s: Annotated[float, Field(gt=0, le=3_600)] = 120.0  # that pause grows up to this
+
+    def kept_in(self, folder: Path) -> Self:
+        return self.model_copy(update={"folder": folder / "batches"}) if self.folder == DEFAULT_FOLDER else self
 
     @property
     def place(self) -> Path:
