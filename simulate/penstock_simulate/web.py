@@ -12,7 +12,9 @@ from contextlib import asynccontextmanager
 import orjson
 from aiohttp import web
 
-from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS
+from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, Call
+from penstock_simulate.batches.anthropic.headers import key_of, version_fault
+from penstock_simulate.batches.anthropic.routes import anthropic_routes
 from penstock_simulate.batches.openai.routes import openai_routes
 from penstock_simulate.batches.shop import BatchShop
 from penstock_simulate.certificates import served
@@ -49,7 +51,8 @@ def make_app(config: SimulatorConfig) -> web.Application:
     app[PROVIDER], app[SHOP] = provider, shop
     for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS):
         app.router.add_post(endpoint, _inference(provider, endpoint, closing))
-    app.router.add_routes(openai_routes(shop))
+    app.router.add_post(MESSAGES, _messages(provider, closing))
+    app.router.add_routes([*openai_routes(shop), *anthropic_routes(shop)])
     app.router.add_get("/batches", _batches)
     app.router.add_get("/batches/requests", _batch_requests)
     app.router.add_get("/v1/models", _models)
@@ -71,12 +74,30 @@ def _inference(provider: Provider, endpoint: str, closing: asyncio.Event) -> Han
         headers = request.headers
         tag, authorization = headers.get("X-Client-Request-Id"), headers.get("Authorization")
         call = provider.open_call(endpoint, await request.read(), tag, authorization)
-        reply = provider.decide(call, time.monotonic(), headers.get("Host", ""))
-        await delay(request, reply, closing)
-        provider.close_call(call, reply, unread=request.transport is None or request.transport.is_closing())
-        return await send(request, reply, closing)
+        return await _answered(provider, request, call, closing)
 
     return answer
+
+
+def _messages(provider: Provider, closing: asyncio.Event) -> Handler:
+    """As other inference, with the key and the version in headers of its own."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        call = provider.open_call(MESSAGES, await request.read(), headers.get("X-Client-Request-Id"), key_of(headers))
+        call.fault = version_fault(headers)
+        return await _answered(provider, request, call, closing)
+
+    return answer
+
+
+async def _answered(
+    provider: Provider, request: web.Request, call: Call, closing: asyncio.Event
+) -> web.StreamResponse:
+    reply = provider.decide(call, time.monotonic(), request.headers.get("Host", ""))
+    await delay(request, reply, closing)
+    provider.close_call(call, reply, unread=request.transport is None or request.transport.is_closing())
+    return await send(request, reply, closing)
 
 
 async def _models(_: web.Request) -> web.Response:

@@ -12,6 +12,7 @@ from penstock_simulate.batches.course import Course
 from penstock_simulate.batches.index import Index
 from penstock_simulate.batches.intake import Problem, Reader
 from penstock_simulate.batches.results import Results, Wording
+from penstock_simulate.config import SimulatorConfig
 
 
 class Counts(NamedTuple):
@@ -23,13 +24,21 @@ class Counts(NamedTuple):
     undone: int = 0  # at the end of one that was cancelled or expired
 
 
+class Queue(NamedTuple):
+    """What the batches hold that are not over, a new one among them."""
+
+    model: str
+    tokens: int  # of the prompts of this model's batches
+    requests: int  # of all batches of the dialect
+
+
 class Dialect(NamedTuple):
     """How the requests of one batch are read and answered."""
 
     name: str
     reader: Reader
     wording: Wording
-    no_room: Callable[[str, int], Problem]  # for a model whose queue holds so many tokens at most
+    no_room: Callable[[Queue, SimulatorConfig], Problem | None]  # why a batch with which the queue were so is refused
     shuffled: bool = True  # whether results come in any order
 
 

@@ -9,7 +9,7 @@ from penstock_simulate.answers import refusals
 from penstock_simulate.answers.calls import Call, misshapen
 from penstock_simulate.answers.faults import Fates, Fault, Poison
 from penstock_simulate.answers.refusals import Refusal
-from penstock_simulate.answers.replies import poison_of
+from penstock_simulate.answers.replies import declines, poison_of
 
 
 class Fate(IntEnum):
@@ -24,6 +24,7 @@ class Fate(IntEnum):
     INVALID = 6
     CONTEXT = 7
     FILTERED = 8
+    DECLINED = 9  # answered, with a polite no
 
 
 _BY_FAULT: Mapping[Fault, Fate] = {
@@ -45,6 +46,8 @@ def lasting_fate(call: Call, fates: Fates, *, usable: bool) -> Fate:
     if not usable:
         return Fate.REFUSED
     poison = poison_of(call, fates)
+    if declines(call, poison):
+        return Fate.DECLINED
     return Fate.GOOD if poison is None else _BY_POISON[poison]
 
 
@@ -67,5 +70,5 @@ def refusal_of(fate: Fate, call: Call) -> Refusal | None:
             return refusals.overloaded(None)
         case Fate.INVALID | Fate.CONTEXT | Fate.FILTERED:
             return refusals.poisoned(_POISONS[fate], call.prompt_tokens)
-        case Fate.GOOD | Fate.TIMED_OUT:
+        case Fate.GOOD | Fate.DECLINED | Fate.TIMED_OUT:
             return None

@@ -35,7 +35,7 @@ class Index:
 
     def good(self, done: int) -> int:
         """How many of the first ``done`` requests get an answer."""
-        return self._fates.count(Fate.GOOD, 0, done)
+        return self._fates.count(Fate.GOOD, 0, done) + self._fates.count(Fate.DECLINED, 0, done)
 
     def read(self, source: Path) -> Iterator[tuple[Fate, bytes]]:
         """Each request's fate and its line of the input, in the order of the answers."""

@@ -115,6 +115,7 @@ class ResultWriter:
     def _lines(self, job: Job, found: Results) -> Iterator[tuple[Asked, bytes, bool]]:
         for at, (fate, raw) in enumerate(job.index.read(job.source)):
             asked, request_id = self._wording.asked(raw), f"req_{job.batch[-12:]}{at:08x}"
+            asked.call.declines = fate is Fate.DECLINED
             why = job.rest if at >= job.done else Undone.TIMED_OUT if fate is Fate.TIMED_OUT else None
             refusal = None if why is not None else refusal_of(fate, asked.call)
             if why is not None:

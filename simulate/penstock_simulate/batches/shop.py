@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from penstock_simulate.answers.faults import Fates
 from penstock_simulate.answers.refusals import Refusal, failed
 from penstock_simulate.batches.account import RequestAccount
-from penstock_simulate.batches.batch import Batch, Dialect
+from penstock_simulate.batches.batch import Batch, Dialect, Queue
 from penstock_simulate.batches.course import CANCELLABLE, Course
 from penstock_simulate.batches.folder import Folder
 from penstock_simulate.batches.index import Index
@@ -94,8 +94,16 @@ class BatchShop:
             await asyncio.shield(batch.writing)
         return batch.results
 
-    def queued_requests(self, dialect: str) -> int:
-        return sum(batch.requests for batch in self._open() if batch.dialect.name == dialect)
+    def forget_results(self, batch: Batch) -> None:
+        """The client deleted them, or the batch that has them."""
+        batch.deleted = True
+        for path in () if batch.results is None else (batch.results.answers, batch.results.errors):
+            if path is not None:
+                self.folder.remove(path)
+        if batch.index is not None and batch.writing is None:
+            batch.index.remove()
+            batch.source.unlink()
+            batch.index = None
 
     def stats(self) -> dict[str, Any]:
         """For `GET /stats`: the calls of batch APIs, batches by what became of them, and their requests."""
@@ -150,14 +158,13 @@ class BatchShop:
         batch.course.ready_at = max(self.now(), batch.course.created_at + batch.course.plan.step_s)
 
     def _no_room(self, batch: Batch, found: Intake) -> Sequence[Problem]:
-        """The cap holds over all batches of a model that are not over; room is given back when one is."""
-        most = self.config.batch_enqueued_tokens
-        if most is None or found.tokens + self._queued_tokens(found.model) <= most:
-            return ()
-        return (batch.dialect.no_room(found.model, most),)
-
-    def _queued_tokens(self, model: str) -> int:
-        return sum(batch.tokens for batch in self._open() if batch.model == model)
+        """A batch takes its room until it is over."""
+        waiting = [other for other in self._open() if other is not batch]
+        tokens = sum(other.tokens for other in waiting if other.model == found.model)
+        requests = sum(other.requests for other in waiting if other.dialect.name == batch.dialect.name)
+        queue = Queue(found.model, tokens + found.tokens, requests + len(found))
+        problem = batch.dialect.no_room(queue, self.config)
+        return () if problem is None else (problem,)
 
     def _open(self) -> Iterator[Batch]:
         now = self.now()

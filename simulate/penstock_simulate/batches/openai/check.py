@@ -9,8 +9,10 @@ from typing import Any
 import orjson
 
 from penstock_simulate.answers.calls import EMBEDDINGS
+from penstock_simulate.batches.batch import Queue
 from penstock_simulate.batches.intake import Asked, Problem, Span
 from penstock_simulate.batches.openai.lines import read_line
+from penstock_simulate.config import SimulatorConfig
 
 MAX_REQUESTS = 50_000  # lines, and with embeddings their texts too
 
@@ -93,9 +95,12 @@ def _shape(line: dict[str, Any]) -> tuple[str, str, str] | None:
     return None
 
 
-def no_room(model: str, most: int) -> Problem:
+def no_room(queue: Queue, config: SimulatorConfig) -> Problem | None:
+    most = config.batch_enqueued_tokens
+    if most is None or queue.tokens <= most:
+        return None
     message = (
-        f"Enqueued token limit reached for {model} in this organization. Limit: {most:,} enqueued tokens. "
+        f"Enqueued token limit reached for {queue.model} in this organization. Limit: {most:,} enqueued tokens. "
         "Please try again once some in_progress batches have been completed."
     )
     return Problem("token_limit_exceeded", message)

@@ -13,7 +13,7 @@ from penstock_simulate.batches import pages
 from penstock_simulate.batches.folder import TooLarge
 from penstock_simulate.batches.openai.file_store import BATCH, CLIENT_EXPIRES_S, FileStore, StoredFile
 from penstock_simulate.batches.refused import Refused
-from penstock_simulate.batches.sent import CHUNK_BYTES, broken_off, json
+from penstock_simulate.batches.sent import CHUNK_BYTES, LINES, download, json
 from penstock_simulate.batches.shop import BatchShop
 
 MAX_BATCH_FILE_BYTES = 200 * 1024 * 1024
@@ -73,13 +73,10 @@ class OpenAIFiles:
         return json(self._file("files.retrieve", request).shown())
 
     async def content(self, request: web.Request) -> web.StreamResponse:
-        """Ranges are answered, so a download can go on where it broke off."""
         file = self._file("files.content", request)
         if file.of is not None:
-            if self._shop.strikes("download", self._shop.config.batch_cut_share):
-                return await broken_off(request, file.path)
-            file.of.reads += 1
-        return web.FileResponse(file.path, headers={"Content-Type": "application/octet-stream"})
+            return await download(self._shop, request, file.of, file.path)
+        return web.FileResponse(file.path, headers=LINES)
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
         file = self._file("files.delete", request)

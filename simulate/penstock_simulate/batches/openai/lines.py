@@ -44,7 +44,7 @@ class OpenAIWording:
         return _line(asked.custom_id, 200, request_id, body), usage
 
     def refused(self, asked: Asked, refusal: Refusal, request_id: str) -> bytes:
-        status, body = openai(refusal)
+        status, body = openai(refusal, request_id)
         return _line(asked.custom_id, status, request_id, body)
 
     def undone(self, asked: Asked, why: Undone, request_id: str) -> bytes:
