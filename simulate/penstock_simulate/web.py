@@ -12,7 +12,11 @@ from contextlib import asynccontextmanager
 import orjson
 from aiohttp import web
 
-from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS
+from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, Call
+from penstock_simulate.batches.anthropic.headers import key_of, version_fault
+from penstock_simulate.batches.anthropic.routes import anthropic_routes
+from penstock_simulate.batches.openai.routes import openai_routes
+from penstock_simulate.batches.shop import BatchShop
 from penstock_simulate.certificates import served
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.errors import BadSetting
@@ -26,6 +30,7 @@ GRACE_S = 5.0  # for calls in flight at the end
 JSON = {"Content-Type": "application/json"}
 
 PROVIDER: web.AppKey[Provider] = web.AppKey("provider", Provider)
+SHOP: web.AppKey[BatchShop] = web.AppKey("shop", BatchShop)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,11 +44,17 @@ def make_app(config: SimulatorConfig) -> web.Application:
 
     async def ended(_: web.Application) -> None:
         provider.book.close()
+        await shop.close()
 
     app = web.Application(client_max_size=MAX_REQUEST_BYTES)
-    app[PROVIDER] = provider
+    shop = BatchShop(provider)
+    app[PROVIDER], app[SHOP] = provider, shop
     for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS):
         app.router.add_post(endpoint, _inference(provider, endpoint, closing))
+    app.router.add_post(MESSAGES, _messages(provider, closing))
+    app.router.add_routes([*openai_routes(shop), *anthropic_routes(shop)])
+    app.router.add_get("/batches", _batches)
+    app.router.add_get("/batches/requests", _batch_requests)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/stats", _stats)
     app.router.add_get("/calls", _calls)
@@ -63,12 +74,30 @@ def _inference(provider: Provider, endpoint: str, closing: asyncio.Event) -> Han
         headers = request.headers
         tag, authorization = headers.get("X-Client-Request-Id"), headers.get("Authorization")
         call = provider.open_call(endpoint, await request.read(), tag, authorization)
-        reply = provider.decide(call, time.monotonic(), headers.get("Host", ""))
-        await delay(request, reply, closing)
-        provider.close_call(call, reply, unread=request.transport is None or request.transport.is_closing())
-        return await send(request, reply, closing)
+        return await _answered(provider, request, call, closing)
 
     return answer
+
+
+def _messages(provider: Provider, closing: asyncio.Event) -> Handler:
+    """As other inference, with the key and the version in headers of its own."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        call = provider.open_call(MESSAGES, await request.read(), headers.get("X-Client-Request-Id"), key_of(headers))
+        call.fault = version_fault(headers)
+        return await _answered(provider, request, call, closing)
+
+    return answer
+
+
+async def _answered(
+    provider: Provider, request: web.Request, call: Call, closing: asyncio.Event
+) -> web.StreamResponse:
+    reply = provider.decide(call, time.monotonic(), request.headers.get("Host", ""))
+    await delay(request, reply, closing)
+    provider.close_call(call, reply, unread=request.transport is None or request.transport.is_closing())
+    return await send(request, reply, closing)
 
 
 async def _models(_: web.Request) -> web.Response:
@@ -77,18 +106,34 @@ async def _models(_: web.Request) -> web.Response:
 
 
 async def _stats(request: web.Request) -> web.Response:
-    return web.Response(body=orjson.dumps(request.app[PROVIDER].stats(time.monotonic())), headers=JSON)
+    stats = request.app[PROVIDER].stats(time.monotonic()) | {"batches": request.app[SHOP].stats()}
+    return web.Response(body=orjson.dumps(stats), headers=JSON)
 
 
 async def _calls(request: web.Request) -> web.Response:
-    least = request.query.get("min_calls", "1")
+    return web.Response(body=orjson.dumps(request.app[PROVIDER].book.calls(_least(request, "min_calls"))), headers=JSON)
+
+
+async def _batches(request: web.Request) -> web.Response:
+    """The batches of all dialects, the oldest first: what became of each, and how often its results were read."""
+    return web.Response(body=orjson.dumps({"batches": request.app[SHOP].shown()}), headers=JSON)
+
+
+async def _batch_requests(request: web.Request) -> web.Response:
+    """How often each request was submitted and answered by batches."""
+    return web.Response(body=orjson.dumps(request.app[SHOP].requests(_least(request, "min_submitted"))), headers=JSON)
+
+
+def _least(request: web.Request, name: str) -> int:
+    least = request.query.get(name, "1")
     if not least.isdecimal():
-        raise web.HTTPBadRequest(text=f"min_calls: {least!r} is not a whole number")
-    return web.Response(body=orjson.dumps(request.app[PROVIDER].book.calls(int(least))), headers=JSON)
+        raise web.HTTPBadRequest(text=f"{name}: {least!r} is not a whole number")
+    return int(least)
 
 
 async def _reset(request: web.Request) -> web.Response:
     request.app[PROVIDER].reset()
+    request.app[SHOP].reset()
     return web.Response(status=204)
 
 

@@ -14,23 +14,27 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     402: "billing_error",
     403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
     429: "rate_limit_error",
+    504: "timeout_error",
     529: "overloaded_error",
 }
 OVERLOADED = 529  # Anthropic's status for what is a 503 elsewhere
 
-Dialect = Callable[[Refusal], tuple[int, bytes]]
+Dialect = Callable[[Refusal, str], tuple[int, bytes]]  # given the id of the request, too
 
 
-def openai(refusal: Refusal) -> tuple[int, bytes]:
+def openai(refusal: Refusal, _: str) -> tuple[int, bytes]:
     error = {"message": refusal.message, "type": refusal.type, "param": refusal.param, "code": refusal.code}
     return refusal.status, orjson.dumps({"error": error})
 
 
-def anthropic(refusal: Refusal) -> tuple[int, bytes]:
+def anthropic(refusal: Refusal, request_id: str) -> tuple[int, bytes]:
     """An empty account differs by `details`, everything else by the type alone."""
     status = OVERLOADED if refusal.status == 503 else refusal.status
     error: dict[str, object] = {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": refusal.message}
     if refusal.code in CREDIT_ERRORS:
         error["details"] = {"error_code": refusal.code}
-    return status, orjson.dumps({"type": "error", "error": error})
+    return status, orjson.dumps({"type": "error", "error": error, "request_id": request_id})
