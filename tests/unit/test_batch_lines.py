@@ -45,9 +45,9 @@ def test_a_line_that_is_too_long_is_passed_over() -> None:
 def test_a_line_without_an_end_is_given_up() -> None:
     """What is read for lines that are too long has a limit."""
     cutter = LineCutter(10, 1000)
-    with pytest.raises(EndlessLine, match="more than 1000 bytes"):
-        for _ in range(1000):
-            list(cutter.feed(b"x" * 100))
+    assert not any(list(cutter.feed(b"x" * 100)) for _ in range(10))
+    with pytest.raises(EndlessLine, match="more than 1100 bytes"):
+        list(cutter.feed(b"x" * 100))
 
 
 def test_a_beginning_is_known_again() -> None:
@@ -171,7 +171,7 @@ def test_anthropics_results() -> None:
         BatchAnswer("a-1", 200, b'{"id": "m"}'),
     )
     envelope = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}, "request_id": "req_1"}
-    mark, answer = anthropic({"type": "errored", "error": envelope})
+    _, answer = anthropic({"type": "errored", "error": envelope})
     assert (answer.status, answer.error, answer.message, answer.request_id) == (
         529,
         "overloaded_error",

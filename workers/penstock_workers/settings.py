@@ -125,6 +125,11 @@ class ProviderSettings(ProviderFacts):
         return key
 
     @property
+    def metering(self) -> str | None:
+        """The profile that it meters by; None = found by the host of ``base_url``."""
+        return self.profile if self.profile is not None or self.kind == "openai" else self.kind
+
+    @property
     def shows_key(self) -> bool:
         """Whether the key would cross a network unencrypted: plain http to another machine."""
         return self.api_key_env is not None and is_open_to_others(self.base_url)

@@ -17,6 +17,7 @@ def run(
     given: GivenJob,
     out: options.Out = None,
     job: options.Job = None,
+    api: options.Api = None,
     base_url: options.BaseUrl = None,
     api_key_env: options.ApiKeyEnv = None,
     profile: options.Metering = None,
@@ -47,6 +48,7 @@ def run(
     from penstock_producer.job.lanes import has_own_model, packs
     from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
+    given = given.for_api(given.of_run("api", api))
     out = given.of_run("out", out)
     if out is None:
         raise UsageProblem("say where the results go: --out DIR, or run: {out: DIR} in a job spec file")
@@ -54,7 +56,9 @@ def run(
         job_spec(given)  # a file has any value anywhere; flags have been looked at by now
     state = given.of_run("state", state)
     lane = given.flags["lane"]
-    provider = ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out)
+    provider = ProviderFlags(
+        base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api
+    )
     request = RunRequest(
         out=out,
         state=Path(state) if state is not None else default_state(out),

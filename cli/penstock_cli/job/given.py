@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.pairs import parse_pairs
+from penstock_producer.job.endpoints import BY_KIND, MESSAGES
 from penstock_producer.job.options import OPTIONS, FlagForm
 
 if TYPE_CHECKING:
@@ -54,6 +55,21 @@ class GivenJob:
 
     def provider(self, typed: ProviderFlags) -> ProviderFlags:
         return replace(typed, **{one.name: self.of_run(one.name, getattr(typed, one.name)) for one in fields(typed)})
+
+    def for_api(self, api: str | None) -> GivenJob:
+        """With the endpoint that this API has, where none is named. Raises UsageProblem."""
+        if api is None:
+            return self
+        if api not in BY_KIND:
+            raise UsageProblem(f"--api {api!r} is refused: the APIs are {', '.join(BY_KIND)}")
+        if api == "gemini" and self.flags.get("lane") != "batch":
+            raise UsageProblem(
+                "--api gemini is for the lane batch; in real time ask Gemini by OpenAI's API: "
+                "--base-url https://generativelanguage.googleapis.com/v1beta/openai"
+            )
+        if api != "anthropic" or self.flags.get("endpoint") is not None:
+            return self
+        return replace(self, flags={**self.flags, "endpoint": MESSAGES})
 
     def refusal(self, error: SpecError) -> UsageProblem:
         """What is wrong with the spec, in the words of the flags and with the lines of the file."""

@@ -107,6 +107,17 @@ _STOPPED: Mapping[str | None, tuple[str, str]] = {
 }
 
 
+# What Anthropic calls a stop reason, in the words of finish reasons.
+_STOP_REASONS: Mapping[str, str] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+
+
 def _failure(name: str, detail: str, status: int | None) -> Failure:
     return Failure(name, detail, status, _SIGNALS.get(name, Signal.REFUSED))
 
@@ -132,18 +143,20 @@ _NO_STATUS = 500  # in place of the 200: it names nothing by itself, so the code
 
 
 def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
-    finish_reason, content = None, None
     usage = _mapping(parsed.get("usage"))
     prompt_tokens, completion_tokens = _counted(usage)
+    finish_reason, content, empty = None, None, False
     if "choices" in parsed:
         choice = _first_choice(parsed)
         if choice is None:
             return _useless("empty_answer", f"200 without choices: {_cut(answer.body)}", usage)
         finish_reason, content, empty = _read_choice(choice)
-        if finish_reason in _STOPPED:
-            return _useless(*_STOPPED[finish_reason], usage)
-        if empty:
-            return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", usage)
+    elif parsed.get("type") == "message":
+        finish_reason, content, empty = _read_message(parsed)
+    if finish_reason in _STOPPED:
+        return _useless(*_STOPPED[finish_reason], usage)
+    if empty:
+        return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", usage)
     model = parsed.get("model")
     return Reply(
         body=answer.body,
@@ -205,6 +218,16 @@ def _read_choice(choice: dict[str, Any]) -> tuple[str | None, str | None, bool]:
     return _text(reason), _text(content), not usable
 
 
+def _read_message(message: dict[str, Any]) -> tuple[str | None, str | None, bool]:
+    """The same of Anthropic's Messages, whose content is a list of blocks."""
+    blocks = message.get("content")
+    parts = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+    texts = [text for part in parts if part.get("type") == "text" and isinstance(text := part.get("text"), str)]
+    reason = _text(message.get("stop_reason"))
+    usable = texts or any(part.get("type") == "tool_use" for part in parts)
+    return _STOP_REASONS.get(reason or "", reason), "".join(texts) if texts else None, not usable
+
+
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
@@ -217,10 +240,21 @@ def _counted(usage: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
     """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and never as money."""
     if usage is None:
         return None, None
+    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+        return _with_cache(usage), _tokens(usage.get("output_tokens"))
     return (
         _tokens(usage.get("prompt_tokens", usage.get("input_tokens"))),
         _tokens(usage.get("completion_tokens", usage.get("output_tokens"))),
     )
+
+
+def _with_cache(usage: Mapping[str, Any]) -> int | None:
+    """Anthropic counts a prompt in three parts: what was new, written to its cache, and read from it."""
+    fresh = _tokens(usage.get("input_tokens"))
+    if fresh is None:
+        return None
+    names = ("cache_creation_input_tokens", "cache_read_input_tokens")
+    return _tokens(fresh + sum(_tokens(usage.get(name)) or 0 for name in names))
 
 
 def _tokens(value: object) -> int | None:
