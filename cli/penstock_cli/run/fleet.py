@@ -185,6 +185,8 @@ class Fleet:
         if figures.finished > self._finished_before:
             self._failing = None
             return None
+        if figures.batches is not None:
+            return None  # the figures say how far its batches are
         self._failing = figures.cause
         if figures.engines is not None and figures.engines.loading is not None:
             return Wait("the model loads; the first documents follow", figures.engines.loading)

@@ -16,6 +16,7 @@ from typing import Any, Final
 from penstock_ledger import (
     Database,
     JobStore,
+    NewProviderBatch,
     OutcomeStore,
     ProviderBatch,
     ProviderBatchStore,
@@ -72,7 +73,8 @@ class Packer:
         if window.letters:
             self._batches.settle("", [], window.letters, [])
         if packed or exhausted or cursor != feed.cursor:
-            self._batches.add_of_feed(feed, self._owner, LEASE_S, packed, cursor=cursor, exhausted=exhausted)
+            with self._removed_on_error(packed):
+                self._batches.add_of_feed(feed, self._owner, LEASE_S, packed, cursor=cursor, exhausted=exhausted)
         return replace(feed, cursor=cursor, exhausted=exhausted), len(packed)
 
     def pack_remainders(self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider) -> int:
@@ -141,9 +143,9 @@ class Packer:
             done = self._outcomes.terminal(_key(feed, document) for document in documents)
             wanted = {document.doc_id: document for document in documents if _key(feed, document) not in done}
             for row in rows:
-                document = None if row.doc_id is None else wanted.get(row.doc_id)
-                if document is not None and not window.add(document.doc_id, document.body, _new(feed, document)):
-                    return cursor, False
+                if isinstance(row, Document) and wanted.get(row.doc_id) is row:
+                    if not window.add(row.doc_id, row.body, _new(feed, row)):
+                        return cursor, False
                 cursor = dict(row.cursor)
         return cursor, source.ended()
 
@@ -202,6 +204,16 @@ class Packer:
         ]
         if letters:
             self._outcomes.settle([], letters)
+
+    @contextlib.contextmanager
+    def _removed_on_error(self, packed: Iterable[NewProviderBatch]) -> Iterator[None]:
+        """Files of batches that were not noted, or of which that is not known: then they are packed again."""
+        try:
+            yield
+        except BaseException:
+            for batch in packed:
+                self._folder.batch(batch.tag).remove()
+            raise
 
     def _go_on(self) -> None:
         if self.stopped.is_set():

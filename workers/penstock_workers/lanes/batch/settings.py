@@ -21,6 +21,9 @@ class BatchSettings(LaneSettings):
     poll_first_s: Annotated[float, Field(gt=0, le=3_600)] = 5.0  # after a batch was created; jobs may say batch_poll_s
     poll_cap_s: Annotated[float, Field(gt=0, le=3_600)] = 120.0  # that pause grows up to this
 
+    def suitable_concurrency(self) -> int:
+        return 1  # nothing is claimed here
+
     def kept_in(self, folder: Path) -> Self:
         return self.model_copy(update={"folder": folder / "batches"}) if self.folder == DEFAULT_FOLDER else self
 

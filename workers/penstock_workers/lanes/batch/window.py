@@ -87,7 +87,9 @@ class Window:
                 return False
             tag = uuid4().hex
             packing = self._open[model] = _Open(tag, self._folder.writer(tag))
-        elif self._is_full(packing, len(line), tokens) or packing.writer.has(document.custom_id):
+        elif packing.writer.has(document.custom_id):
+            return True  # the same document: an id that is no digest is the document's own
+        elif self._is_full(packing, len(line), tokens):
             return False
         packing.writer.add(document, line, body)
         packing.tokens += tokens
