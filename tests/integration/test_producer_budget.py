@@ -13,9 +13,8 @@ from penstock_cli.main import command_line
 from penstock_ledger import JobStore, open_database
 from penstock_producer import Producer, ProducerSettings, SpecError
 from penstock_producer.settings import ProviderFacts
-from penstock_workers.errors import PricesMissing, UnknownLane
+from penstock_workers.errors import PricesMissing
 from penstock_workers.item.run.jobs import read_job
-from penstock_workers.lanes.registry import check_lane
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 SPEC = {"prompt": "{text}", "model": "m", "budget_usd": 2}

@@ -67,7 +67,7 @@ def test_any_other_id_becomes_a_digest(doc: str) -> None:
         (LIMITS._replace(requests=3), {}, 3),
         (LIMITS, {"requests_max": 2}, 2),
         (LIMITS._replace(total_bytes=50), {}, 5),
-        (LIMITS, {"tokens_max": 1}, 2),
+        (LIMITS, {"tokens_max": 2}, 2),
     ],
 )
 def test_a_window_ends_at_every_limit(tmp_path: Path, limits: BatchLimits, terms: dict[str, Any], most: int) -> None:

@@ -130,7 +130,7 @@ class PackedWriter:
         placed = document._replace(offset=self._offset, size=len(body))
         self._input.write(line)
         self._bodies.write(body)
-        self._ids.write(orjson.dumps(placed) + b"\n")
+        self._ids.write(orjson.dumps([*placed]) + b"\n")
         self._names.add(document.custom_id)
         self.requests, self.size, self._offset = self.requests + 1, self.size + len(line), self._offset + len(body)
 

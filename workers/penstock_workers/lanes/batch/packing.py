@@ -143,9 +143,9 @@ class Packer:
             done = self._outcomes.terminal(_key(feed, document) for document in documents)
             wanted = {document.doc_id: document for document in documents if _key(feed, document) not in done}
             for row in rows:
-                if isinstance(row, Document) and wanted.get(row.doc_id) is row:
-                    if not window.add(row.doc_id, row.body, _new(feed, row)):
-                        return cursor, False
+                is_wanted = isinstance(row, Document) and wanted.get(row.doc_id) is row
+                if is_wanted and not window.add(row.doc_id, row.body, _new(feed, row)):
+                    return cursor, False
                 cursor = dict(row.cursor)
         return cursor, source.ended()
 

@@ -7,6 +7,7 @@ their models.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Final
 from uuid import uuid4
 
@@ -80,7 +81,7 @@ class Window:
             self.letters.append(_letter(before, reason, str(error), body))
             return True
         model = self._terms.model_of(body)
-        tokens = round(self._estimator.estimate_prompt(self._terms.job_id, len(body)))
+        tokens = ceil(self._estimator.estimate_prompt(self._terms.job_id, len(body)))
         packing = self._open.get(model)
         if packing is None:
             if len(self._open) >= MODELS_MAX:
