@@ -105,7 +105,7 @@ async def test_a_declined_document_is_answered_with_a_refusal() -> None:
 
 
 async def test_a_marked_prompt_is_written_to_the_cache_and_then_read() -> None:
-    """Both are told apart from the other input; a short prompt is not cached."""
+    """Both are counted apart from the other input; a short prompt is not cached."""
     marked: Any = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]
     async with sdk() as client:
         first = (await client.messages.create(**ASK, system=marked)).usage

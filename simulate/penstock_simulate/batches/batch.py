@@ -39,12 +39,12 @@ class Dialect(NamedTuple):
     reader: Reader
     wording: Wording
     no_room: Callable[[Queue, SimulatorConfig], Problem | None]  # why a batch with which the queue were so is refused
-    shuffled: bool = True  # whether results come in any order
+    shuffled: bool = True  # whether results come in any order; those in the input's order are never spoilt
 
 
 @dataclass(slots=True)
 class Batch:
-    """``tag`` is what the client told about it, shown to people: metadata, a display name."""
+    """``tag`` is what the client said about it, for people: metadata, a display name."""
 
     id: str
     dialect: Dialect

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock_simulate.answers.calls import Call
 from penstock_simulate.answers.faults import Fates
@@ -12,7 +12,7 @@ from penstock_simulate.batches.account import RequestAccount
 from penstock_simulate.batches.fates import Fate, lasting_fate, passing_fate
 from penstock_simulate.batches.index import Index, IndexMaker
 
-MAX_PROBLEMS = 100  # of one batch that are told: a wrong file has one on each line
+MAX_PROBLEMS = 100  # of one batch that are shown: a wrong file has one on each line
 
 
 class Problem(NamedTuple):
@@ -37,6 +37,7 @@ class Asked(NamedTuple):
     custom_id: str
     call: Call
     usable: bool  # a request that is not gets an error of its own and costs no other
+    echo: Mapping[str, Any] = {}  # what its result repeats besides, in dialects that have such
 
 
 class Reader(Protocol):
