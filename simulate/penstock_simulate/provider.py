@@ -10,14 +10,14 @@ from typing import Any
 
 from penstock_simulate import controls
 from penstock_simulate.answers import refusals
-from penstock_simulate.answers.calls import MESSAGES, Call, at_admission, unreadable
+from penstock_simulate.answers.calls import GENERATE, MESSAGES, Call, at_admission, unreadable
 from penstock_simulate.answers.faults import document_of
 from penstock_simulate.answers.hostility import Hostility
 from penstock_simulate.answers.prompt_cache import PromptCache
 from penstock_simulate.answers.refusals import Refusal
-from penstock_simulate.answers.replies import Replies
+from penstock_simulate.answers.replies import ANTHROPIC, GEMINI, Replies
 from penstock_simulate.book import CallBook
-from penstock_simulate.choices import Crowded, HeaderStyle, Mode
+from penstock_simulate.choices import Crowded, Mode
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.limits import charges
 from penstock_simulate.limits.capacity import ServerSlots, gauges, resized
@@ -107,7 +107,7 @@ class Provider:
         kind = None if refusal else self._hostility.kind(document_of(call.tag), call.number, now)
         if kind is not None:
             return self._replies.hostile(kind, call, host, self._limits.meters, now)
-        replies = self._anthropic if call.endpoint == MESSAGES else self._replies
+        replies = self._own.get(call.endpoint, self._replies)
         call.cache = self._cache.look(call.prefixes, now)
         charge = None if refusal else self._charge(call)
         refusal = refusal or self._too_steep(now) or self._over_limit(call, charge, now)
@@ -125,7 +125,10 @@ class Provider:
         metering = config.metering
         self._config = config
         self._replies = Replies(config, self._wall, self._request_id)
-        self._anthropic = Replies(config, self._wall, self._request_id, HeaderStyle.ANTHROPIC)
+        self._own = {
+            endpoint: Replies(config, self._wall, self._request_id, api)
+            for endpoint, api in ((MESSAGES, ANTHROPIC), (GENERATE, GEMINI))
+        }
         self._authorization = f"Bearer {config.api_key}".encode() if config.api_key else None
         self._mode, self._unset_max_tokens = Mode(metering.charge), metering.unset_max_tokens
         self._burndown = metering.burndown

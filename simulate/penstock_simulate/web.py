@@ -12,9 +12,11 @@ from contextlib import asynccontextmanager
 import orjson
 from aiohttp import web
 
-from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, Call
+from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, MESSAGES, Call
 from penstock_simulate.batches.anthropic.headers import key_of, version_fault
 from penstock_simulate.batches.anthropic.routes import anthropic_routes
+from penstock_simulate.batches.gemini.google import key_of as google_key_of
+from penstock_simulate.batches.gemini.routes import gemini_routes
 from penstock_simulate.batches.openai.routes import openai_routes
 from penstock_simulate.batches.shop import BatchShop
 from penstock_simulate.certificates import served
@@ -52,7 +54,8 @@ def make_app(config: SimulatorConfig) -> web.Application:
     for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS):
         app.router.add_post(endpoint, _inference(provider, endpoint, closing))
     app.router.add_post(MESSAGES, _messages(provider, closing))
-    app.router.add_routes([*openai_routes(shop), *anthropic_routes(shop)])
+    app.router.add_post("/v1beta/models/{model:[^/:]+}:generateContent", _generate(provider, closing))
+    app.router.add_routes([*openai_routes(shop), *anthropic_routes(shop), *gemini_routes(shop)])
     app.router.add_get("/batches", _batches)
     app.router.add_get("/batches/requests", _batch_requests)
     app.router.add_get("/v1/models", _models)
@@ -86,6 +89,18 @@ def _messages(provider: Provider, closing: asyncio.Event) -> Handler:
         headers = request.headers
         call = provider.open_call(MESSAGES, await request.read(), headers.get("X-Client-Request-Id"), key_of(headers))
         call.fault = version_fault(headers)
+        return await _answered(provider, request, call, closing)
+
+    return answer
+
+
+def _generate(provider: Provider, closing: asyncio.Event) -> Handler:
+    """As other inference, with the model in the path and the key in a header of its own."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        tag = request.headers.get("X-Client-Request-Id")
+        call = provider.open_call(GENERATE, await request.read(), tag, google_key_of(request))
+        call.model = request.match_info["model"]
         return await _answered(provider, request, call, closing)
 
     return answer

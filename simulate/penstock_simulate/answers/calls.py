@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from penstock_simulate.answers import messages, refusals
+from penstock_simulate.answers import gemini, messages, refusals
 from penstock_simulate.answers.answers import (
     CHARS_PER_TOKEN,
     EMBEDDING_DIMENSIONS,
@@ -26,6 +26,7 @@ from penstock_simulate.limits.charges import Charge, charge
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES = "/v1/messages"  # Anthropic's
+GENERATE = ":generateContent"  # Gemini's, behind the name of a model
 MAX_INPUTS = 2048  # texts of one embeddings request, as at OpenAI
 
 
@@ -40,7 +41,7 @@ class Call:
     number: int  # among the calls of this tag, from 1
     document: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)
-    model: str = ""
+    model: str = ""  # known beforehand where the path names it
     prompt_tokens: int = 0
     texts: list[str] = field(default_factory=list)  # the prompt, or what to embed
     fault: Refusal | None = None  # of its headers
@@ -52,16 +53,17 @@ class Call:
     def answer(self) -> tuple[str, str]:
         """What the model says and the finish reason, worked out once."""
         if self._answer is None:
-            self._answer = self._message() if self.endpoint == MESSAGES else self._written(self.body)
+            self._answer = ("", "refusal") if self.declines else self._written()
         return self._answer
 
-    def _written(self, wish: Mapping[str, Any]) -> tuple[str, str]:
-        return cut_answer(write_answer(wish, last_of(self.body, self.texts[0])), _max_tokens(self.body))
-
-    def _message(self) -> tuple[str, str]:
-        if self.declines:
-            return "", "refusal"
-        return messages.cut(self.body, *self._written(messages.wanted(self.body)))
+    def _written(self) -> tuple[str, str]:
+        body = self.body
+        if self.endpoint == MESSAGES:
+            text = write_answer(messages.wanted(body), last_of(body, self.texts[0]))
+            return messages.cut(body, *cut_answer(text, _max_tokens(body)))
+        if self.endpoint == GENERATE:
+            return cut_answer(write_answer(gemini.wanted(body), gemini.last_of(body)), gemini.max_tokens(body))
+        return cut_answer(write_answer(body, last_of(body, self.texts[0])), _max_tokens(body))
 
     def output_tokens(self) -> int:
         return 0 if self.endpoint == EMBEDDINGS else tokens_of(self.answer()[0])
@@ -70,7 +72,7 @@ class Call:
         """By `max_tokens`, or ``unset`` where the request does not name it."""
         if self.endpoint == EMBEDDINGS:
             return 0
-        most = _max_tokens(self.body)
+        most = gemini.max_tokens(self.body) if self.endpoint == GENERATE else _max_tokens(self.body)
         return unset if most is None else most
 
 
@@ -101,7 +103,7 @@ def misshapen(call: Call, body: object) -> Refusal | None:
     """As `unreadable`, of a body that is read already."""
     if not isinstance(body, dict):
         return refusals.invalid("The body of your request must be a JSON object.")
-    call.body, model = body, body.get("model")
+    call.body, model = body, call.model or body.get("model")
     if not isinstance(model, str) or not model:
         return refusals.invalid("you must provide a model parameter", "model")
     call.model = model
@@ -138,6 +140,14 @@ def _message_prompt(call: Call) -> Refusal | None:
     return refusal
 
 
+def _generate_prompt(call: Call) -> Refusal | None:
+    refusal = gemini.refusal_of(call.body)
+    if refusal is None:
+        call.texts = [gemini.text_of(call.body)]
+        call.prompt_tokens = max(1, tokens_of(call.texts[0]))
+    return refusal
+
+
 def _embedding_texts(call: Call) -> Refusal | None:
     given = call.body.get("input")
     texts: list[Any] = given if isinstance(given, list) else [given]
@@ -151,4 +161,8 @@ def _embedding_texts(call: Call) -> Refusal | None:
     return None
 
 
-_PROMPTS: Mapping[str, Callable[[Call], Refusal | None]] = {EMBEDDINGS: _embedding_texts, MESSAGES: _message_prompt}
+_PROMPTS: Mapping[str, Callable[[Call], Refusal | None]] = {
+    EMBEDDINGS: _embedding_texts,
+    MESSAGES: _message_prompt,
+    GENERATE: _generate_prompt,
+}

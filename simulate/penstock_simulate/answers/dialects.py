@@ -1,4 +1,4 @@
-"""The body of an error answer, as OpenAI or as Anthropic writes it."""
+"""The body of an error answer, as OpenAI, Anthropic or Google writes it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+GOOGLE_STATUSES: Mapping[int, str] = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    402: "FAILED_PRECONDITION",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ABORTED",
+    413: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+    529: "UNAVAILABLE",
+}
 OVERLOADED = 529  # Anthropic's status for what is a 503 elsewhere
 
 Dialect = Callable[[Refusal, str], tuple[int, bytes]]  # given the id of the request, too
@@ -38,3 +51,12 @@ def anthropic(refusal: Refusal, request_id: str) -> tuple[int, bytes]:
     if refusal.code in CREDIT_ERRORS:
         error["details"] = {"error_code": refusal.code}
     return status, orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+
+
+def gemini(refusal: Refusal, _: str) -> tuple[int, bytes]:
+    error = {"code": refusal.status, "message": refusal.message, "status": google_status(refusal.status)}
+    return refusal.status, orjson.dumps({"error": error})
+
+
+def google_status(status: int) -> str:
+    return GOOGLE_STATUSES.get(status, "INTERNAL")

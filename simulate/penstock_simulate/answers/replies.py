@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
+from typing import NamedTuple
 
 from penstock_simulate.answers import dialects, refusals
 from penstock_simulate.answers.answers import EMBEDDING_DIMENSIONS, chat_body, completion_body, embedding_body
-from penstock_simulate.answers.calls import CHAT, EMBEDDINGS, MESSAGES, Call
+from penstock_simulate.answers.calls import CHAT, EMBEDDINGS, GENERATE, MESSAGES, Call
 from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, document_of
+from penstock_simulate.answers.gemini import content_body
 from penstock_simulate.answers.headers import WRITERS, Meters
 from penstock_simulate.answers.messages import Answer, forced_tool, message_body
 from penstock_simulate.answers.refusals import Refusal
@@ -22,6 +24,18 @@ LONG_CONTEXT_SUFFIX = "-long"  # a model named so has no context overflows: repl
 ERROR_BODY = dialects.openai(Refusal(200, "The engine is currently unavailable.", "server_error"), "")[1]
 
 
+class Api(NamedTuple):
+    """How one provider's own API writes what is not an answer."""
+
+    headers: HeaderStyle
+    write_error: dialects.Dialect
+    id_header: str
+
+
+ANTHROPIC = Api(HeaderStyle.ANTHROPIC, dialects.anthropic, "request-id")
+GEMINI = Api(HeaderStyle.NONE, dialects.gemini, "x-request-id")
+
+
 def poison_of(call: Call, fates: Fates) -> Poison | None:
     """Why the call's document can never succeed with its model; None where it can."""
     poison = fates.poison(call.document)
@@ -30,7 +44,7 @@ def poison_of(call: Call, fates: Fates) -> Poison | None:
 
 def declines(call: Call, poison: Poison | None) -> bool:
     """Whether the model answers that it will not, where other APIs refuse the request."""
-    return poison is Poison.FILTER and call.endpoint == MESSAGES
+    return poison is Poison.FILTER and call.endpoint in (MESSAGES, GENERATE)
 
 
 class Replies:
@@ -41,19 +55,21 @@ class Replies:
         config: SimulatorConfig,
         wall: Callable[[], float],
         request_id: Callable[[], str],
-        only: HeaderStyle | None = None,
+        api: Api | None = None,
     ) -> None:
-        """``only``: the style of an API that one provider has; else it is that of the settings."""
+        """``api`` where it is one provider's own; else errors and headers are in the style of the settings."""
         self._config = config
         self._wall = wall
         self._request_id = request_id
         self._fates = Fates(config)
         metering = config.metering
         given = HeaderStyle(metering.headers)
-        style = only or given
-        self._write_headers = WRITERS[HeaderStyle.NONE if given is HeaderStyle.NONE else style]
-        self._write_error = dialects.anthropic if style is HeaderStyle.ANTHROPIC else dialects.openai
-        self._id_header = "x-request-id" if only is None else "request-id"
+        self._write_headers = WRITERS[given]
+        self._write_error = dialects.anthropic if given is HeaderStyle.ANTHROPIC else dialects.openai
+        self._id_header = "x-request-id"
+        if api is not None:
+            self._write_headers = WRITERS[HeaderStyle.NONE if given is HeaderStyle.NONE else api.headers]
+            self._write_error, self._id_header = api.write_error, api.id_header
         self._retry = RetryHeaders(RetryStyle(metering.retry_style), wall)
 
     def refuse(self, refusal: Refusal, meters: Meters, now: float, latency_s: float = 0.0) -> Reply:
@@ -130,7 +146,7 @@ def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
     text, finish = call.answer()
     if call.endpoint == MESSAGES:
         return message_body(_message(call, text, finish, usage, tier), forced_tool(call.body)), usage
-    make = chat_body if call.endpoint == CHAT else completion_body
+    make = _BODIES.get(call.endpoint, completion_body)
     return make(_ident(call), call.model, text, finish, usage), usage
 
 
@@ -140,3 +156,6 @@ def _message(call: Call, text: str, finish: str, usage: Usage, tier: str) -> Ans
 
 def _ident(call: Call) -> str:
     return blake2b(call.document.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+_BODIES = {CHAT: chat_body, GENERATE: content_body}

@@ -39,7 +39,7 @@ class Dialect(NamedTuple):
     reader: Reader
     wording: Wording
     no_room: Callable[[Queue, SimulatorConfig], Problem | None]  # why a batch with which the queue were so is refused
-    shuffled: bool = True  # whether results come in any order
+    shuffled: bool = True  # whether results come in any order; those in the input's order are never spoilt
 
 
 @dataclass(slots=True)

@@ -27,20 +27,32 @@ class Folder:
         """A path that no file has."""
         return self.path / (uuid.uuid4().hex + ending)
 
+    def empty(self) -> Path:
+        """A new file without bytes."""
+        path = self.new()
+        path.touch()
+        return path
+
     async def write(self, chunks: AsyncIterable[bytes], most: int) -> Path:
         """A new file with these bytes. Raises TooLarge above ``most``; then nothing is left of it."""
-        path, written = self.new(), 0
-        with path.open("wb") as file:
-            async for chunk in chunks:
-                written += len(chunk)
-                if written > most or self.stored + written > MAX_STORED_BYTES:
-                    break
-                file.write(chunk)
-        if written > most or self.stored + written > MAX_STORED_BYTES:
-            path.unlink()
-            raise TooLarge
-        self.stored += written
+        path = self.empty()
+        try:
+            await self.extend(path, chunks, most)
+        except BaseException:
+            self.remove(path)
+            raise
         return path
+
+    async def extend(self, path: Path, chunks: AsyncIterable[bytes], most: int) -> None:
+        """Put these bytes behind those that are there. Raises TooLarge where it has more than ``most`` then."""
+        size = path.stat().st_size
+        with path.open("ab") as file:
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > most or self.stored + len(chunk) > MAX_STORED_BYTES:
+                    raise TooLarge
+                file.write(chunk)
+                self.stored += len(chunk)
 
     def keep(self, path: Path) -> None:
         """Count a file that was written here."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock_simulate.answers.calls import Call
 from penstock_simulate.answers.faults import Fates
@@ -37,6 +37,7 @@ class Asked(NamedTuple):
     custom_id: str
     call: Call
     usable: bool  # a request that is not gets an error of its own and costs no other
+    echo: Mapping[str, Any] = {}  # what its result repeats besides, in dialects that have such
 
 
 class Reader(Protocol):

@@ -41,8 +41,8 @@ class BatchLuck:
 class LineLuck:
     """Which lines of a batch's results are spoilt, and how."""
 
-    def __init__(self, config: SimulatorConfig, batch: str) -> None:
-        self._key, self._share, self._batch = seed_key(config.seed), config.batch_spoilt_share, batch
+    def __init__(self, seed: int, share: float, batch: str) -> None:
+        self._key, self._share, self._batch = seed_key(seed), share, batch
 
     def kind(self, line: int, kinds: int) -> int | None:
         """A kind in ``range(kinds)``, or None for a line that is sent as it should be."""

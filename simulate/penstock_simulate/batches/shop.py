@@ -66,17 +66,18 @@ class BatchShop:
     def submit(self, ident: str, dialect: Dialect, source: Path, tag: object = None) -> Batch:
         """A new batch, which is read and checked from now on. Raises Refused where there are too many."""
         batch = self._new(ident, dialect, source, tag)
-        self._batches[ident] = batch
+        self.keep(batch)
         self._start(self._take_in(batch))
         return batch
 
     async def admit(self, ident: str, dialect: Dialect, source: Path, tag: object = None) -> Batch:
-        """A new batch that is there once its input was read; with problems it is not, and the caller says so."""
+        """A batch whose input was read; it is not there until it is kept, which is for the caller to say."""
         batch = self._new(ident, dialect, source, tag)
         await asyncio.shield(self._start(self._take_in(batch)))
-        if not batch.problems:
-            self._batches[ident] = batch
         return batch
+
+    def keep(self, batch: Batch) -> None:
+        self._batches[batch.id] = batch
 
     def cancel(self, batch: Batch) -> bool:
         """Whether it could be cancelled."""
@@ -174,7 +175,9 @@ class BatchShop:
         """Once for a batch, by the first who asks; then its input is needed no more."""
         rest = Undone.CANCELLED if batch.course.cancel_at is not None else Undone.EXPIRED
         job = Job(batch.id, batch.source, index, batch.course.done(batch.requests, self.now()), rest)
-        writer = ResultWriter(self.folder, self._account, batch.dialect.wording, LineLuck(self.config, batch.id))
+        share = self.config.batch_spoilt_share if batch.dialect.shuffled else 0.0
+        luck = LineLuck(self.config.seed, share, batch.id)
+        writer = ResultWriter(self.folder, self._account, batch.dialect.wording, luck)
         batch.results = await asyncio.to_thread(writer.write, job)
         self._provider.pay(batch.results.usage, BATCH_PRICE)
         batch.index = None

@@ -54,6 +54,7 @@ class AnthropicBatches:
         if batch.problems:
             code, message, *_ = batch.problems[0]
             raise Refused(Refusal(429, message, code) if code == QUEUE_FULL else refusals.invalid(message))
+        self._shop.keep(batch)
         self._batches[ident] = batch
         if self._shop.strikes("create", self._shop.config.batch_create_500_share):
             raise Refused(refusals.failed())
