@@ -12,10 +12,13 @@ from penstock_workers.lanes.batch.apis.reading import identifier, mapping, reque
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, UnreadableLine
 
 STATUSES: Final = {
-    1: 499, 2: 500, 3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 11: 400, 12: 501, 13: 500, 14: 503,
+    2: 500, 3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 11: 400, 12: 501, 13: 500, 14: 503,
     15: 500, 16: 401,
 }  # fmt: skip
 """HTTP statuses of the codes of google.rpc.Code, which an operation's errors carry."""
+
+
+CANCELLED: Final = 1  # of google.rpc.Code
 
 
 class _Answer(msgspec.Struct):
@@ -47,6 +50,8 @@ def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
     if response.startswith(b"{"):
         return BatchAnswer(answer.key, 200, response)
     error = mapping(answer.error) or mapping(answer.status)
+    if error.get("code") == CANCELLED:
+        return BatchAnswer(answer.key, None, b"", error="batch_cancelled", message=said(error.get("message")))
     if not error:
         return UnreadableLine(output, line.number, "it has neither a response nor an error")
     return BatchAnswer(
