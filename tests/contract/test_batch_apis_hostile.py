@@ -45,7 +45,7 @@ BODY = b'{"model":"m","messages":[]}'
 BATCH = {"id": "batch_1", "object": "batch", "status": "in_progress", "input_file_id": "file-1", "created_at": 1_000}
 ENDED = BatchSeen("batch_1", "completed", True, None, outputs=("file-out",), file_id="file-1")
 KINDS = ["openai", "anthropic", "gemini"]
-ENDPOINTS = {"openai": CHAT, "anthropic": "/v1/messages", "gemini": CHAT}
+ENDPOINTS = {"openai": CHAT, "anthropic": "/v1/messages", "gemini": "/v1beta/generateContent"}
 
 
 @pytest.fixture(autouse=True)
@@ -621,7 +621,7 @@ async def test_geminis_upload_sends_the_key_nowhere_else(server: BatchServer, tm
 
     server.handle = handle
     async with provider_at(server.url + "/v1beta", "gemini") as provider:
-        batch = packed(tmp_path, provider, ["a"], CHAT, BODY)
+        batch = packed(tmp_path, provider, ["a"], ENDPOINTS["gemini"], BODY)
         assert await provider.upload(batch) == "files/abc"
         for _ in range(2):
             with pytest.raises(AccountStopped, match="another server"):

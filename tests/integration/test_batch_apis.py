@@ -33,9 +33,13 @@ from penstock_workers.lanes.batch.provider import (
 FAST = {"batch_s": 0.0, "batch_step_s": 0.0}
 QUICK = Times(pause_s=0.01)
 IDS = [f"doc-{number}" for number in range(50)]
-ENDPOINTS = {"openai": "/v1/chat/completions", "anthropic": "/v1/messages", "gemini": "/v1/chat/completions"}
+ENDPOINTS = {"openai": "/v1/chat/completions", "anthropic": "/v1/messages", "gemini": "/v1beta/generateContent"}
 CHAT = b'{"model":"sim-small","max_tokens":50,"messages":[{"role":"user","content":"Read it."}]}'
-BODIES = {"openai": CHAT, "anthropic": CHAT, "gemini": b'{"contents":[{"role":"user","parts":[{"text":"Read it."}]}]}'}
+BODIES = {
+    "openai": CHAT,
+    "anthropic": CHAT,
+    "gemini": b'{"model":"sim-small","contents":[{"role":"user","parts":[{"text":"Read it."}]}]}',
+}
 USAGE = {"openai": "usage", "anthropic": "usage", "gemini": "usageMetadata"}
 KINDS = pytest.mark.parametrize("kind", list(ENDPOINTS))
 

@@ -49,7 +49,7 @@ class GeminiBatches:
         self._http = http
 
     def line(self, custom_id: str, endpoint: str, body: bytes) -> bytes:
-        return write_line(custom_id, body, self.limits.line_bytes)
+        return write_line(custom_id, endpoint, body, self.limits.line_bytes)
 
     async def upload(self, batch: NewBatch) -> str | None:
         """Google gives an address for the bytes first; the key goes with them only where it is its own."""

@@ -7,8 +7,9 @@ from typing import Any, Final
 import msgspec
 import orjson
 
+from penstock_producer.job.endpoints import GENERATE
 from penstock_workers.lanes.batch.apis.output_lines import Line
-from penstock_workers.lanes.batch.apis.reading import identifier, mapping, request_body, said
+from penstock_workers.lanes.batch.apis.reading import identifier, mapping, request_object, said
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, UnreadableLine
 
 STATUSES: Final = {
@@ -31,9 +32,13 @@ class _Answer(msgspec.Struct):
 _answers: Final = msgspec.json.Decoder(_Answer)
 
 
-def write_line(custom_id: str, body: bytes, most_bytes: int) -> bytes:
-    """Raises BadLine."""
-    line = b"".join((b'{"key":', orjson.dumps(custom_id), b',"request":', request_body(body), b"}\n"))
+def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> bytes:
+    """Raises BadLine. The model is the batch's: a request that names it says so only to Penstock."""
+    if endpoint != GENERATE:
+        raise BadLine(f"Gemini's batches take requests to {GENERATE}, and this one is for {endpoint}")
+    request = request_object(body)
+    request.pop("model", None)
+    line = orjson.dumps({"key": custom_id, "request": request}) + b"\n"
     if len(line) > most_bytes:
         raise BadLine(f"the request has {len(line)} bytes, and a line of a batch may have {most_bytes}")
     return line
