@@ -12,16 +12,23 @@ from penstock_producer.job.anthropic_body import translated
 from penstock_producer.job.endpoints import MESSAGES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
-from penstock_producer.sources.forms.row_forms import form_of
+from penstock_producer.sources.forms.row_forms import RowForm, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
+from penstock_producer.sources.media.parts import media_of
 from penstock_producer.texts_in_bodies import answer_text
 
+ANSWER = {"role": "assistant", "content": "Ho"}
 USER = {"role": "user", "content": "Hi"}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
 
 
 def spec(**given: Any) -> JobSpec:
     return JobSpec(**{"endpoint": MESSAGES, "model": "c", "params": {"max_tokens": 9}} | given)
+
+
+def formed(**given: Any) -> RowForm:
+    made = spec(**given)
+    return form_of(made, media=media_of(made, None, 10_000))
 
 
 def asked(made: JobSpec, row: dict[str, Any]) -> Any:
@@ -56,8 +63,6 @@ def test_parameters_of_a_row_go_before_the_jobs() -> None:
 def test_images_are_sent_as_anthropic_has_them() -> None:
     """An address is passed on."""
     made = spec(prompt="See", image_fields=["pic"])
-    from penstock_producer.sources.media.parts import media_of
-
     row = {"id": "1", "pic": "https://x.example/a.png"}
     body = json.loads(form_of(made, media=media_of(made, None, 10_000)).read(row)[1])
     image = {"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}}
@@ -78,8 +83,7 @@ def test_messages_of_a_column_bring_their_system_text() -> None:
     [
         ({"params": {}}, "/params/max_tokens"),
         ({"audio_fields": ["a"]}, "/audio_fields"),
-        ({"examples": [{"messages": [{"role": "system", "content": "x"}, USER]}]}, "/examples"),
-        ({"examples": [{"messages": [{**USER, "name": "n"}]}]}, "/examples"),
+        ({"examples": [{"messages": [{**USER, "name": "n"}, ANSWER]}]}, "/examples"),
         ({"params": {"max_tokens": 9, "stop": ["x"]}}, "/params/stop"),
         ({"params": {"max_tokens": 9, "temperature": 1.5}}, "/params/temperature"),
         ({"params": {"max_tokens": 9, "system": "x"}}, "/params/system"),
@@ -88,7 +92,7 @@ def test_messages_of_a_column_bring_their_system_text() -> None:
 def test_a_job_that_anthropic_cannot_take_is_refused(given: dict[str, Any], pointer: str) -> None:
     """Before anything is sent, and by the name of what is wrong."""
     with pytest.raises(SpecError) as caught:
-        form_of(spec(prompt="Hi", **given))
+        formed(prompt="Hi", **given)
     assert pointer in {problem.pointer for problem in caught.value.problems}
 
 
@@ -99,8 +103,9 @@ def test_anthropics_own_bodies_are_passed_through() -> None:
     """A line for /v1/messages keeps its body; the job fills in what it lacks."""
     body = {"messages": [USER], "cache_control": {"type": "ephemeral"}}
     assert asked(spec(), {**LINE, "url": MESSAGES, "body": body}) == {"model": "c", "max_tokens": 9, **body}
-    with pytest.raises(RowFault, match="max_tokens"):
+    with pytest.raises(RowFault) as caught:
         form_of(spec(params={})).read({**LINE, "url": MESSAGES, "body": body})
+    assert caught.value.field == "body.max_tokens"
 
 
 def test_chat_lines_are_translated() -> None:
@@ -113,7 +118,7 @@ def test_chat_lines_are_translated() -> None:
     with pytest.raises(RowFault) as caught:
         form_of(spec()).read({**LINE, "body": {"messages": [USER], "seed": 4}})
     assert (caught.value.code, caught.value.field, caught.value.doc_id) == ("untranslatable_request", "body.seed", "a")
-    with pytest.raises(RowFault, match="url does not match"):
+    with pytest.raises(RowFault, match="invalid_url"):
         form_of(spec()).read({**LINE, "url": "/v1/embeddings", "body": {"messages": [USER]}})
 
 

@@ -68,7 +68,8 @@ def judge(heard: Heard, provider: str, *, once: bool, one: bool) -> BatchError:
         return AccountStopped(words)
     if refusal.signal in (Signal.THROTTLED, Signal.RAMP):
         return TryLater(refusal.retry_after_s, words)
-    if heard.status >= 500 or heard.status in (408, 409, 425):
+    is_conflict = heard.status in (408, 409, 425) and not (one and error and not once)  # not "it has ended already"
+    if heard.status >= 500 or is_conflict:
         turned_away = refusal.signal is Signal.OVERLOADED and bool(error)  # in its own words: nothing was done
         return Unclear(words) if once and not turned_away else TryLater(refusal.retry_after_s, words)
     if refusal.page:
