@@ -66,8 +66,9 @@ class ProducerSettings(BaseSettings):
         """Why jobs of this lane may not send to this path of the provider; None when they may."""
         known = self.providers.get(provider)
         given = () if known is None else known.endpoints
+        extra = {*given, *(LANES[lane].endpoints if lane in LANES else ())}
         kind = "openai" if known is None else known.kind
-        return refusal(endpoint, provider, {*given, *(LANES[lane].endpoints if lane in LANES else ())}, kind)
+        return refusal(endpoint, provider, extra, kind, in_batches=lane == "batch")
 
     def prices(self, provider: str) -> ProviderFacts:
         """Of one provider; unknown ones where it is not configured."""

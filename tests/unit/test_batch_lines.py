@@ -66,7 +66,7 @@ def test_a_beginning_is_known_again() -> None:
 
 
 def test_bodies_are_passed_through() -> None:
-    """Each dialect puts the body's own bytes into its line."""
+    """OpenAI's line has the body's own bytes; Gemini's has no model, which is the batch's."""
     written = openai_lines.write_line("a-1", "/v1/chat/completions", BODY, 1000)
     assert BODY in written
     assert json.loads(written) == {
@@ -75,7 +75,8 @@ def test_bodies_are_passed_through() -> None:
     assert json.loads(anthropic_lines.write_line("a-1", "/v1/messages", BODY, ANTHROPIC)) == {
         "custom_id": "a-1", "params": json.loads(BODY),
     }  # fmt: skip
-    assert json.loads(gemini_lines.write_line("a-1", BODY, 1000)) == {"key": "a-1", "request": json.loads(BODY)}
+    written = gemini_lines.write_line("a-1", "/v1beta/generateContent", b'{"model":"m","contents":[]}', 1000)
+    assert json.loads(written) == {"key": "a-1", "request": {"contents": []}}
 
 
 def test_a_body_of_several_lines_becomes_one() -> None:
@@ -98,6 +99,12 @@ def test_what_cannot_be_a_line_is_refused_by_name(body: bytes, why: str) -> None
     """A request that a batch cannot hold is one document's failure, found before it is packed."""
     with pytest.raises(BadLine, match=why):
         openai_lines.write_line("a", "/v1/chat/completions", body, 1000)
+
+
+def test_gemini_takes_its_own_endpoint() -> None:
+    """A body of another dialect does not get into its batches."""
+    with pytest.raises(BadLine, match="/v1beta/generateContent"):
+        gemini_lines.write_line("a", "/v1/chat/completions", BODY, 1000)
 
 
 def test_anthropic_takes_its_own_endpoint_and_shorter_ids() -> None:
@@ -196,7 +203,7 @@ def test_geminis_responses() -> None:
     """An error has a code of google.rpc, which becomes an HTTP status."""
     good = gemini_lines.read_line("f", line(b'{"key":"a","response":{"candidates": []}}'))
     assert good == BatchAnswer("a", 200, b'{"candidates": []}')
-    for code, status in ((8, 429), (3, 400), (429, 429), (99, 500), ("x", 500), (None, 500), (True, 500)):
+    for code, status in ((8, 429), (3, 400), (429, 429), (99, 500), ("x", 500), (None, 500)):
         error = {"code": code, "message": "no", "status": "RESOURCE_EXHAUSTED"}
         read = gemini_lines.read_line("f", line({"key": "a", "error": error}))
         assert isinstance(read, BatchAnswer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import version
 
-from penstock_producer.job.provider_facts import Kind
+from penstock_producer.job.endpoints import Kind
 
 ANTHROPIC_VERSION = "2023-06-01"  # of its API: what an answer looks like
 

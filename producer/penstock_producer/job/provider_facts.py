@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from penstock_producer.job.endpoints import check_path
-
-Kind = Literal["openai", "anthropic", "gemini"]
-"""The API that a provider speaks. OpenAI-compatible servers, which nearly all are, have the first."""
+from penstock_producer.job.endpoints import Kind, check_path
 
 
 class ProviderFacts(BaseModel):

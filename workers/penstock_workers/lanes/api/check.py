@@ -91,18 +91,16 @@ def _warning(seen: str, fix: str) -> LaneFinding:
 
 
 def _models(settings: ProviderSettings, key: str | None) -> tuple[int, str]:
-    parts = urlsplit(settings.base_url)
+    parts, listed = urlsplit(settings.base_url), _LISTED.get(settings.kind)
     via = urlsplit(settings.proxy) if settings.proxy else parts
     secure = parts.scheme == "https"
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     connection = kind(via.hostname or "", via.port, timeout=TIMEOUT_S)
-    listed = _LISTED.get(settings.kind)
-    url = f"{settings.base_url}/models" if listed is None else address(settings.base_url, listed)
-    target = urlsplit(url).path
+    target = f"{parts.path.rstrip('/')}/models" if listed is None else urlsplit(address(settings.base_url, listed)).path
     if settings.proxy and secure:
         connection.set_tunnel(parts.hostname or "", parts.port or 443)
     elif settings.proxy:
-        target = url
+        target = f"{settings.base_url}/models" if listed is None else address(settings.base_url, listed)
     try:
         connection.request("GET", target, headers=dict(headers_of(settings.kind, key)))
         answer = connection.getresponse()

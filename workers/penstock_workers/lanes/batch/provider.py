@@ -49,7 +49,7 @@ class BatchSeen(NamedTuple):
     cancelled: bool = False
     problems: tuple[LineProblem, ...] = ()  # not empty: the whole batch was refused by its validation
     outputs: tuple[str, ...] = ()  # file ids or addresses of answers, for `answers`
-    file_id: str | None = None  # its input, where the provider keeps one
+    file_id: str | None = None  # its input, where the provider keeps and shows one
 
 
 class BatchAnswer(NamedTuple):
@@ -122,7 +122,9 @@ class BatchProvider(Protocol):
         ...
 
     async def delete(self, seen: BatchSeen) -> None:
-        """Take its files (or itself) from the provider. What is gone already is no error."""
+        """Take its files (or itself) from the provider. What is gone already is no error. Gemini does not show the input of
+        a batch: put the file id of its upload into `seen`.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 import msgspec
 import orjson
 
+from penstock_producer.job.endpoints import MESSAGES
 from penstock_workers.lanes.batch.apis.output_lines import Line
 from penstock_workers.lanes.batch.apis.reading import identifier, mapping, request_body, said
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, BatchLimits, UnreadableLine
 
-ENDPOINT: Final = "/v1/messages"
 PREFIX: Final = b'{"custom_id":"'  # what each packed line begins with: the mark is put behind it
 MARK_CHARS: Final = 8
 STATUSES: Final = {
@@ -54,8 +54,8 @@ _lines: Final = msgspec.json.Decoder(_Line)
 
 def write_line(custom_id: str, endpoint: str, body: bytes, limits: BatchLimits) -> bytes:
     """Raises BadLine."""
-    if endpoint != ENDPOINT:
-        raise BadLine(f"Anthropic's batches take requests to {ENDPOINT}, and this one is for {endpoint}")
+    if endpoint != MESSAGES:
+        raise BadLine(f"Anthropic's batches take requests to {MESSAGES}, and this one is for {endpoint}")
     if not 0 < len(custom_id) <= limits.id_chars:
         raise BadLine(f"the custom id has {len(custom_id)} characters, and may have 1 to {limits.id_chars}")
     line = b"".join((PREFIX, custom_id.encode(), b'","params":', request_body(body), b"}\n"))

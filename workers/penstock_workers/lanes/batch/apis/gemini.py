@@ -49,7 +49,7 @@ class GeminiBatches:
         self._http = http
 
     def line(self, custom_id: str, endpoint: str, body: bytes) -> bytes:
-        return write_line(custom_id, body, self.limits.line_bytes)
+        return write_line(custom_id, endpoint, body, self.limits.line_bytes)
 
     async def upload(self, batch: NewBatch) -> str | None:
         """Google gives an address for the bytes first; the key goes with them only where it is its own."""
@@ -96,7 +96,8 @@ class GeminiBatches:
         model = quote(batch.model.removeprefix("models/"), safe="")
         asked = {"batch": {"display_name": batch.tag, "input_config": {"file_name": batch.file_id}}}
         path = f"{VERSION}/models/{model}:batchGenerateContent"
-        return self._seen(await self._http.call("POST", path, payload=asked, once=True, one=True), once=True)
+        made = self._seen(await self._http.call("POST", path, payload=asked, once=True, one=True), once=True)
+        return made._replace(ended=False)  # an end is believed where it is looked at: this answer names no output
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
         async with contextlib.aclosing(pages(self._http, BATCHES, f"{VERSION}/batches", {"pageSize": "100"})) as found:

@@ -7,15 +7,19 @@ from typing import Any, Final
 import msgspec
 import orjson
 
+from penstock_producer.job.endpoints import GENERATE
 from penstock_workers.lanes.batch.apis.output_lines import Line
-from penstock_workers.lanes.batch.apis.reading import identifier, mapping, request_body, said
+from penstock_workers.lanes.batch.apis.reading import identifier, mapping, request_object, said
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, UnreadableLine
 
 STATUSES: Final = {
-    1: 499, 2: 500, 3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 11: 400, 12: 501, 13: 500, 14: 503,
+    2: 500, 3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 11: 400, 12: 501, 13: 500, 14: 503,
     15: 500, 16: 401,
 }  # fmt: skip
 """HTTP statuses of the codes of google.rpc.Code, which an operation's errors carry."""
+
+
+CANCELLED: Final = 1  # of google.rpc.Code
 
 
 class _Answer(msgspec.Struct):
@@ -28,9 +32,13 @@ class _Answer(msgspec.Struct):
 _answers: Final = msgspec.json.Decoder(_Answer)
 
 
-def write_line(custom_id: str, body: bytes, most_bytes: int) -> bytes:
-    """Raises BadLine."""
-    line = b"".join((b'{"key":', orjson.dumps(custom_id), b',"request":', request_body(body), b"}\n"))
+def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> bytes:
+    """Raises BadLine. The model is the batch's: a request that names it says so only to Penstock."""
+    if endpoint != GENERATE:
+        raise BadLine(f"Gemini's batches take requests to {GENERATE}, and this one is for {endpoint}")
+    request = request_object(body)
+    request.pop("model", None)
+    line = orjson.dumps({"key": custom_id, "request": request}) + b"\n"
     if len(line) > most_bytes:
         raise BadLine(f"the request has {len(line)} bytes, and a line of a batch may have {most_bytes}")
     return line
@@ -47,6 +55,8 @@ def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
     if response.startswith(b"{"):
         return BatchAnswer(answer.key, 200, response)
     error = mapping(answer.error) or mapping(answer.status)
+    if error.get("code") == CANCELLED:
+        return BatchAnswer(answer.key, None, b"", error="batch_cancelled", message=said(error.get("message")))
     if not error:
         return UnreadableLine(output, line.number, "it has neither a response nor an error")
     return BatchAnswer(

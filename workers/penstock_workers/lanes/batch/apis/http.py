@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -36,12 +37,13 @@ class Times(NamedTuple):
     pause_s: float = 1.0  # before a broken download goes on; doubled with each break that brought nothing
 
 
-class Account(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Account:
     """Where a provider is, and how it is asked."""
 
     name: str
     base_url: str
-    headers: Mapping[str, str]  # of each call: its key, for one
+    headers: Mapping[str, str] = field(repr=False)  # of each call: its key, for one
     proxy: str | None = None
 
     def is_own(self, url: str) -> bool:

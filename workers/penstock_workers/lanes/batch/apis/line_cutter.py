@@ -22,10 +22,12 @@ class LineCutter:
 
     def __init__(self, line_bytes: int, skipped_bytes: int) -> None:
         self._line_bytes, self._skippable = line_bytes, skipped_bytes
+        self.restarts = -1
         self.restart()
 
     def restart(self) -> None:
         """The stream begins again at its first byte."""
+        self.restarts += 1
         self.offset, self.lines = 0, 0
         self._digest = hashlib.sha256()  # of all before `offset`
         self.forget()

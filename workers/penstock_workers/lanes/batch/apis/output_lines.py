@@ -19,6 +19,7 @@ from penstock_workers.lanes.batch.provider import TryLater, UnreadableLine
 LINE_BYTES: Final = 32 * 1024 * 1024  # of one answer, as in the api lane
 SKIPPED_BYTES: Final = 1024**3  # of longer lines, which are read to their end, in one output
 MOST_BREAKS: Final = 5  # in a row that brought no line
+MOST_RESTARTS: Final = 3  # for lines in another order: each brings answers again that came before
 MOST_CONNECTIONS: Final = 1_000  # for one output, however much each of them brings
 SLOWEST_BYTES_PER_S: Final = 1_000.0  # a server that drips its answer byte by byte would hold its reader for months
 PAUSE_CAP_S: Final = 30.0
@@ -66,7 +67,7 @@ async def output_lines(http: BatchHttp, output: Output) -> AsyncIterator[Line | 
             return
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             breaks = 1 if cutter.offset > before else breaks + 1
-            if breaks > MOST_BREAKS or connections >= MOST_CONNECTIONS:
+            if breaks > MOST_BREAKS or connections >= MOST_CONNECTIONS or cutter.restarts > MOST_RESTARTS:
                 raise TryLater(
                     None, f"{http.lost(error, once=False)}, at byte {cutter.offset} of {output.name}"
                 ) from None
@@ -99,7 +100,7 @@ async def _parts(http: BatchHttp, output: Output, cutter: LineCutter) -> AsyncIt
         begins = _begins_at(response)
         if begins == cutter.offset:
             skip = 0
-        elif begins == 0:
+        elif response.status == 200:
             skip = cutter.offset
         else:
             raise ValueError(f"bytes from {asked} on were asked for, and those from {begins} on came")

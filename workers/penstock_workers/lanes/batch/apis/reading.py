@@ -48,14 +48,15 @@ def rows(value: object, most: int) -> list[Mapping[str, Any]]:
 def request_body(body: bytes) -> bytes:
     """A body that can be a part of one line. Raises BadLine."""
     if b"\n" in body or b"\r" in body or b'"stream"' in body or not body.startswith(b"{"):
-        parsed = _object(body)
+        parsed = request_object(body)
         if parsed.get("stream"):
             raise BadLine("the body has stream: true, and a batch does not stream; leave it out")
         return orjson.dumps(parsed)
     return body
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def request_object(body: bytes) -> dict[str, Any]:
+    """Raises BadLine."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:

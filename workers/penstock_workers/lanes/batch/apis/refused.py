@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -25,6 +26,8 @@ NO_SUCH_ROUTE = (404, 405, 501)
 REDIRECTED = "a redirect: base_url must be the final address, because keys are sent nowhere else"
 FOREIGN = "an HTML page: a proxy, a firewall or a login answers in the provider's place; correct base_url or proxy"
 MAX_CODE_CHARS = 100
+_CAP_IN_WORDS = re.compile(r"enqueued.{0,3}tokens", re.IGNORECASE)  # Gemini has no code for it
+_HIDES = "or it may not exist"  # Google's 403 for a file that is gone
 
 
 class Heard(NamedTuple):
@@ -59,20 +62,23 @@ def judge(heard: Heard, provider: str, *, once: bool, one: bool) -> BatchError:
     words = f"provider {provider}: {redact(refusal.detail, cut=True)}"
     if 300 <= heard.status < 400:
         return AccountStopped(f"provider {provider}: HTTP {heard.status}, {REDIRECTED}")
-    if _codes(error) & TOKEN_CAP_CODES:
+    if _codes(error) & TOKEN_CAP_CODES or (heard.status == 429 and _CAP_IN_WORDS.search(refusal.detail)):
         return TokenCapReached(words)
     if refusal.signal in (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED):
         return AccountStopped(words)
     if refusal.signal in (Signal.THROTTLED, Signal.RAMP):
         return TryLater(refusal.retry_after_s, words)
-    if heard.status >= 500 or heard.status in (408, 409, 425):
+    is_conflict = heard.status in (408, 409, 425) and not (one and error and not once)  # not "it has ended already"
+    if heard.status >= 500 or is_conflict:
         turned_away = refusal.signal is Signal.OVERLOADED and bool(error)  # in its own words: nothing was done
         return Unclear(words) if once and not turned_away else TryLater(refusal.retry_after_s, words)
     if refusal.page:
         return AccountStopped(f"provider {provider}: HTTP {heard.status} with {FOREIGN}")
+    code = _code(error) or refusal.name
+    if heard.status == 403 and one and _HIDES in refusal.detail:
+        return BatchGone(403, code, words)
     if heard.status == 403:
         return AccountStopped(words)
-    code = _code(error) or refusal.name
     if heard.status == 404 and one:
         return BatchGone(404, code, words)
     if heard.status in NO_SUCH_ROUTE:
