@@ -33,14 +33,13 @@ from penstock_ratelimit import full_jitter
 from penstock_workers.errors import WorkerError
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.lanes.batch.journey import Journey, Surroundings
-from penstock_workers.lanes.batch.packing import LEASE_S, REQUESTS_MAX, Stopped
+from penstock_workers.lanes.batch.packing import REQUESTS_MAX, Stopped
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0  # at the jobs, their feeds and their batches
-RENEW_S: Final = LEASE_S / 3
 FAULT_CAP_S: Final = 10.0
 REMAINDERS_WAIT_S: Final = 20.0  # for more of them, where other batches are under way
 STUCK_S: Final = 600.0  # of one round: packing takes minutes at most
@@ -62,6 +61,7 @@ class Leader:
     def __init__(self, around: Surroundings, database: Database, providers: Providers) -> None:
         self._around, self._providers = around, providers
         self._settings: WorkerSettings = around.settings
+        self._lease_s = around.settings.visibility_timeout_s  # of feeds and batches: a leader that died is replaced after it
         self._live, self._feeds = LiveJobs(database), JobStore(database)
         self._remainders = RemainderStore(database)
         self._failures = FailureLog(log)
@@ -89,7 +89,7 @@ class Leader:
     async def renew(self) -> None:
         """Keep what this worker leads, while rounds and steps take their time."""
         while True:
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(self._lease_s / 3)
             try:
                 await asyncio.to_thread(self._renew)
             except Exception as error:
@@ -147,7 +147,7 @@ class Leader:
         if room <= 0:
             return
         store, owner = self._around.store, self._around.owner
-        taken = await asyncio.to_thread(lambda: store.take(owner, LEASE_S, room, besides=[*self._journeys]))
+        taken = await asyncio.to_thread(lambda: store.take(owner, self._lease_s, room, besides=[*self._journeys]))
         for batch in taken:
             try:
                 self._start(batch, self._providers(batch.provider))
@@ -178,7 +178,7 @@ class Leader:
             return
         feed = live.feed
         if not live.led_by(owner):
-            leased = await asyncio.to_thread(self._feeds.lease_feed, job.job_id, feed.generation, owner, LEASE_S)
+            leased = await asyncio.to_thread(self._feeds.lease_feed, job.job_id, feed.generation, owner, self._lease_s)
             if leased is None:
                 return
             feed = leased
@@ -232,8 +232,8 @@ class Leader:
                 await asyncio.to_thread(self._feeds.release_feed, live.feed, self._around.owner)
 
     def _renew(self) -> None:
-        self._feeds.renew_feeds(self._around.owner, LEASE_S, shards=False)
-        self._around.store.renew(self._around.owner, LEASE_S)
+        self._feeds.renew_feeds(self._around.owner, self._lease_s, shards=False)
+        self._around.store.renew(self._around.owner, self._lease_s)
 
     async def _rest(self, seconds: float) -> None:
         try:

@@ -36,7 +36,6 @@ from penstock_workers.settings import WorkerSettings
 
 ROWS_READ: Final = 500  # looked up in the ledger together
 BYTES_READ: Final = 16 * 1024 * 1024  # of their requests
-LEASE_S: Final = 30.0  # of feeds and provider batches: a leader that died is replaced after this
 REQUESTS_MAX: Final = 100_000  # in one batch, whatever a provider allows: their ids are held in memory
 
 Row = Document | BadRow
@@ -53,6 +52,7 @@ class Packer:
         self._settings, self._database, self._folder, self._owner = settings, database, folder, owner
         self._jobs, self._outcomes = JobStore(database), OutcomeStore(database)
         self._batches, self._remainders = ProviderBatchStore(database), RemainderStore(database)
+        self._lease_s = settings.visibility_timeout_s
         self.stopped = threading.Event()
 
     def pack_feed(self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider) -> tuple[Feed, int]:
@@ -74,7 +74,7 @@ class Packer:
             self._batches.settle("", [], window.letters, [])
         if packed or exhausted or cursor != feed.cursor:
             with self._removed_on_error(packed):
-                self._batches.add_of_feed(feed, self._owner, LEASE_S, packed, cursor=cursor, exhausted=exhausted)
+                self._batches.add_of_feed(feed, self._owner, self._lease_s, packed, cursor=cursor, exhausted=exhausted)
         return replace(feed, cursor=cursor, exhausted=exhausted), len(packed)
 
     def pack_remainders(self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider) -> int:
@@ -93,7 +93,7 @@ class Packer:
             raise
         if changed or window.letters:
             self._batches.settle("", [], [*changed, *window.letters], [])
-        if packed and not self._batches.add_of_remainders(self._owner, LEASE_S, packed):
+        if packed and not self._batches.add_of_remainders(self._owner, self._lease_s, packed):
             for batch, _ in packed:
                 self._folder.batch(batch.tag).remove()
             return 0
