@@ -32,7 +32,8 @@ class House:
         return self.fleet.worker(1, lane="batch", **own, **settings)
 
     def submit(self, documents: int, **spec: object) -> Job:
-        return self.fleet.submit(documents, lane="batch", **{"batch_max_requests": 100, "max_attempts": 8, **spec})
+        chosen: dict[str, Any] = {"batch_max_requests": 100, "max_attempts": 8, **spec}
+        return self.fleet.submit(documents, lane="batch", **chosen)
 
     def ask(self, path: str) -> Any:
         with urllib.request.urlopen(self.fleet.provider.root + path, timeout=5) as answer:

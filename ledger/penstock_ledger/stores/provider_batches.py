@@ -179,7 +179,7 @@ class ProviderBatchStore:
     ) -> set[ItemKey]:
         """What documents of a batch came to, in one transaction: outcomes, and those that wait for another batch. Returns the
         keys that had an outcome before. Doing it again changes nothing."""
-        done = [one.key for one in (*results, *letters)]
+        done = [*(one.key for one in results), *(one.key for one in letters)]
 
         def also(connection: Connection) -> None:
             forget(connection, done)

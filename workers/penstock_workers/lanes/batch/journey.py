@@ -347,7 +347,7 @@ class Journey:
             return packed
         async with self._around.packing:
             spec: JobSpec = self._around.jobs.spec(job)
-            return await self._in_thread(self._around.packer.files, job, spec, self.batch, self._provider)
+            return await asyncio.to_thread(self._around.packer.files, job, spec, self.batch, self._provider)
 
     def _poll_s(self) -> float:
         own, fixed = self._around.settings.batch, self._around.jobs.poll_s(self.batch.job_id)
