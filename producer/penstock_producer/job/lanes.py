@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from penstock_producer.job.endpoints import EMBEDDINGS, SCORING
 
-__all__ = ["DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "has_own_model", "lanes_in_words", "served_lanes"]
+__all__ = ["DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "asks_in_batches", "has_own_model", "lanes_in_words", "served_lanes"]
 
 Lane = Literal["api", "gpu", "embed", "batch"]
 DEFAULT_LANE: Final = "api"
@@ -37,6 +37,11 @@ LANES: Final[Mapping[str, LaneFacts]] = {
     "embed": LaneFacts(has_own_model=True, endpoint=EMBEDDINGS, endpoints=SCORING, makes_vectors=True),
     "batch": LaneFacts(unserved="is not built yet"),  # for the providers' Batch APIs
 }
+
+
+def asks_in_batches(lane: str) -> bool:
+    """Whether a provider's batch API is asked, not its API in real time."""
+    return lane == "batch"
 
 
 def has_own_model(lane: str) -> bool:
