@@ -63,13 +63,13 @@ async def provider_at(url: str, kind: Any = "openai", times: Times = SHORT) -> A
         await provider.close()
 
 
-def packed(folder: Path, provider: BatchProvider, ids: list[str], endpoint: str, body: bytes, **new: Any) -> NewBatch:
+def packed(
+    folder: Path, provider: BatchProvider, ids: list[str], endpoint: str, body: bytes, model: str = "m"
+) -> NewBatch:
     """A packed file of one request for each id."""
     path = folder / "packed.jsonl"
     path.write_bytes(b"".join(provider.line(one, endpoint, body) for one in ids))
-    return NewBatch(
-        **({"tag": TAG, "path": path, "endpoint": endpoint, "model": "m", "requests": len(ids), "file_id": None} | new)
-    )
+    return NewBatch(TAG, path, endpoint, model, len(ids), None)
 
 
 async def all_answers(provider: BatchProvider, seen: BatchSeen) -> list[BatchAnswer | UnreadableLine]:

@@ -30,7 +30,7 @@ class NewProviderBatch:
     job_id: str
     generation: int
     provider: str
-    api: str
+    kind: str  # of the provider: the API that it speaks
     model: str | None
     endpoint: str
     cursor_before: dict[str, Any] | None  # None: of remainders

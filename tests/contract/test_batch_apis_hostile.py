@@ -462,7 +462,7 @@ async def test_a_reader_that_stops_leaves_no_connection(server: BatchServer, ope
     server.handle = handle
     answers = openai.answers(ENDED)
     assert isinstance(await anext(answers), BatchAnswer)
-    await answers.aclose()  # type: ignore[attr-defined]  # the contract says an iterator; it is a generator
+    await answers.aclose()
     async with asyncio.timeout(5):
         await ended.wait()
 

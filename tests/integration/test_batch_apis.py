@@ -105,7 +105,7 @@ async def test_requests_that_fail_have_their_status(kind: str, tmp_path: Path) -
 
 @KINDS
 async def test_a_create_that_worked_and_answered_500_is_found(kind: str, tmp_path: Path) -> None:
-    """Unclear, then adopted by its tag; Anthropic's can be told from others when it has ended. One of another tag is not."""
+    """Unclear, then adopted by its tag; Anthropic's is known when it has ended. One of another tag is not."""
     async with simulated(kind, batch_create_500_share=1.0) as provider:
         since = time.time()
         batch = new_batch(provider, kind, tmp_path)
@@ -151,7 +151,7 @@ async def test_downloads_that_break_bring_every_answer_once(kind: str, tmp_path:
 
 @KINDS
 async def test_spoilt_lines_cost_only_themselves(kind: str, tmp_path: Path) -> None:
-    """Lines that are cut are told one by one; those around them are read."""
+    """Lines that are cut are named one by one; those around them are read."""
     async with simulated(kind, batch_spoilt_share=0.4) as provider:
         seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path)))
         answers = await all_answers(provider, seen)

@@ -124,7 +124,15 @@ def test_a_worker_killed_at_every_failpoint(house: House) -> None:
     """One after the other, in one job of 5,000 documents with faults of every kind: each document has one outcome."""
     fleet = house.fleet
     fleet.provider.start(
-        *FAST, "--error-rate", "0.02", "--batch-create-500-share", "0.15", "--batch-expired-share", "0.05", "--seed", "5"
+        *FAST,
+        "--error-rate",
+        "0.02",
+        "--batch-create-500-share",
+        "0.15",
+        "--batch-expired-share",
+        "0.05",
+        "--seed",
+        "5",
     )
     job = house.submit(5_000, batch_max_requests=250)
     for place in PLACES:

@@ -50,7 +50,7 @@ def batches(db: Database) -> ProviderBatchStore:
 
 def packed(tag: str = "t1", **changes: Any) -> NewProviderBatch:
     values: dict[str, Any] = {
-        "tag": tag, "job_id": "job-a", "generation": 1, "provider": "p", "api": "openai", "model": "m",
+        "tag": tag, "job_id": "job-a", "generation": 1, "provider": "p", "kind": "openai", "model": "m",
         "endpoint": "/v1/chat/completions", "cursor_before": {}, "cursor_behind": {"offset": 9}, "requests": 3, "size": 90,
         "tokens": 100,
     }  # fmt: skip

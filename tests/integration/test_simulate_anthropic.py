@@ -72,7 +72,9 @@ async def test_a_message_is_answered_in_real_time() -> None:
         ({"stop_sequences": ["Summary"]}, "stop_sequence"),
         (
             {
-                "tools": [{"name": "file", "input_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}],
+                "tools": [
+                    {"name": "file", "input_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+                ],
                 "tool_choice": {"type": "tool", "name": "file"},
             },
             "tool_use",

@@ -36,7 +36,7 @@ def test_lines_are_the_same_however_they_come(size: int) -> None:
 
 
 def test_a_line_that_is_too_long_is_passed_over() -> None:
-    """It is told by its size, and the lines around it are whole."""
+    """Its size is said, and the lines around it are whole."""
     cutter = LineCutter(10, 1000)
     lines = [one for part in (b"a\n", b"x" * 300, b"y" * 20, b"z\nb\n") for one in cutter.feed(part)]
     assert lines == [b"a\n", TooLong(322), b"b\n"]
@@ -90,8 +90,8 @@ def test_a_body_of_several_lines_becomes_one() -> None:
     ("body", "why"),
     [
         (b'{"model":"m","stream":true}', "stream: true"),
-        (b"[1]", "no JSON object"),
-        (b"\n", "no JSON"),
+        (b"[1]", "not a JSON object"),
+        (b"\n", "not JSON"),
         (b'{"model":"' + b"x" * 2000 + b'"}', "may have 1000"),
     ],
 )

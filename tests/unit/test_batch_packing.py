@@ -31,7 +31,7 @@ class Lines:
 
 def window(folder: Path, limits: BatchLimits = LIMITS, **changes: Any) -> Window:
     terms: dict[str, Any] = {
-        "job_id": "j", "generation": 1, "provider": "p", "api": "openai", "endpoint": "/v1/x", "model": "m",
+        "job_id": "j", "generation": 1, "provider": "p", "kind": "openai", "endpoint": "/v1/x", "model": "m",
         "requests_max": 1_000, "tokens_max": None,
     }  # fmt: skip
     packed = PackedFolder(folder)

@@ -56,7 +56,7 @@ def test_a_message_is_a_good_answer() -> None:
     ],
 )  # fmt: skip
 def test_stop_reasons_have_the_words_of_finish_reasons(reason: Any, becomes: str | None) -> None:
-    """So that a cut answer is one whoever gave it; a new reason keeps its own word."""
+    """So that a cut answer is one at every provider; a new reason keeps its own word."""
     reply = read(MESSAGE | {"stop_reason": reason})
     assert isinstance(reply, Reply)
     assert reply.finish_reason == becomes

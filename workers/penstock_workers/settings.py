@@ -25,7 +25,9 @@ from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
-__all__ = ["CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "ProviderSettings", "WorkerSettings", "process_name"]
+__all__ = [
+    "BASE_URLS", "CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "ProviderSettings", "WorkerSettings", "process_name",
+]  # fmt: skip
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"

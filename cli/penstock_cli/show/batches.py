@@ -10,7 +10,6 @@ from penstock_cli.show.text import count, one_line, safe
 if TYPE_CHECKING:
     from penstock_ledger import BatchSum
 
-NOT_TOLD = "not told"  # of a provider that counts only once a batch has ended
 _WAITING = frozenset({"packed", "uploaded"})
 _WHY_CHARS = 200
 
@@ -31,7 +30,7 @@ def _words(one: BatchSum) -> str:
     if one.state == "created":
         named = f"{count(one.batches)} {safe(one.status or 'created')}"
         if one.succeeded is None:
-            return f"{named} ({NOT_TOLD} how many of {count(one.requests)} are answered)"
+            return f"{named} (the provider does not say how many of {count(one.requests)} are answered)"
         return f"{named} ({count(one.succeeded + (one.failed or 0))} of {count(one.requests)} answered)"
     waits = f" (waits: {one_line(one.why, _WHY_CHARS)})" if one.why and one.state in _WAITING else ""
     return f"{count(one.batches)} {one.state}{waits}"

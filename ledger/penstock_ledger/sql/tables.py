@@ -240,11 +240,11 @@ taken_files = Table(
 provider_batches = Table(
     "provider_batches",
     metadata,
-    Column("tag", Id, primary_key=True),  # our own name of it, which the provider is told
+    Column("tag", Id, primary_key=True),  # our own name of it, which goes to the provider with it
     Column("job_id", Id, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("provider", Words, nullable=False),
-    Column("api", Words, nullable=False),
+    Column("kind", Words, nullable=False),
     Column("model", Words),
     Column("endpoint", Words, nullable=False),
     Column("state", Words, nullable=False),  # packed, uploaded, created, ended, collected, settled

@@ -226,7 +226,7 @@ class ProviderBatchStore:
             select(
                 columns.state, columns.status, func.count().label("batches"), func.sum(columns.requests).label("requests"),
                 func.sum(columns.succeeded).label("succeeded"), func.sum(columns.failed).label("failed"),
-                func.count(columns.succeeded).label("told"), func.max(columns.why).label("why"),
+                func.count(columns.succeeded).label("counted"), func.max(columns.why).label("why"),
             )
             .where(columns.job_id == job_id)
             .group_by(columns.state, columns.status)
@@ -292,8 +292,8 @@ def _batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:
 
 
 def _sum_of(row: Row[Any]) -> BatchSum:
-    told = row.told == row.batches
+    counted = row.counted == row.batches
     return BatchSum(
         BatchState(row.state), row.status, row.batches, int(row.requests),
-        int(row.succeeded) if told else None, int(row.failed or 0) if told else None, row.why,
+        int(row.succeeded) if counted else None, int(row.failed or 0) if counted else None, row.why,
     )  # fmt: skip

@@ -48,7 +48,8 @@ def has_own_model(lane: str) -> bool:
 
 
 def packs(lane: str) -> bool:
-    """Whether workers of this lane read the source themselves. False for a lane that there is not."""
+    """Whether workers of this lane read the source themselves, and ask a provider's batch API. False for a lane that there is
+    not."""
     return lane in LANES and LANES[lane].packs
 
 

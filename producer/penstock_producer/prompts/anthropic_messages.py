@@ -127,7 +127,7 @@ def _tool_use(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         fix = "write a JSON object, as text"
         raise BadMessages(
-            f"{place}.function.arguments", "The arguments are no JSON object.", fix, function.get("arguments")
+            f"{place}.function.arguments", "The arguments are not a JSON object.", fix, function.get("arguments")
         )
     return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
 

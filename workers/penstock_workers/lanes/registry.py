@@ -40,12 +40,10 @@ def check_lane(name: str) -> None:
 
 
 def check_settings(settings: WorkerSettings) -> None:
-    """Raises UnknownLane, and what the lane finds wrong in its settings."""
+    """Raises UnknownLane, and what the lane finds wrong in its settings before it starts."""
     row = lane_row(settings.lane)
     if row.runs is None:
         row.make(settings)
-    else:
-        row.runs(settings)
 
 
 def served_by(settings: WorkerSettings) -> Served | None:

@@ -18,7 +18,7 @@ def upgrade() -> None:
         sa.Column("job_id", names, nullable=False),
         sa.Column("generation", sa.Integer(), nullable=False),
         sa.Column("provider", sa.Text(), nullable=False),
-        sa.Column("api", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("model", sa.Text()),
         sa.Column("endpoint", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),

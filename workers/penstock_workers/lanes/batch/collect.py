@@ -25,7 +25,7 @@ from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, Ba
 
 log = logging.getLogger(__name__)
 
-GROUP: Final = 200  # documents judged and settled together
+GROUP: Final = 200  # documents that are settled together
 TOLD_MAX: Final = 3  # odd lines of a batch that are in the log one by one
 
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock_ledger import JobStore, OutcomeStore, Provenance, ProviderBatchStore, RemainderStore
 from penstock_producer.job.lanes import BATCH_LANE
@@ -37,13 +37,11 @@ from penstock_workers.lanes.batch.packing import Packer
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
 from penstock_workers.lanes.batch.standing import Jobs
+from penstock_workers.lanes.row import Beside, StartBeside
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import WorkerSettings, process_name
 from penstock_workers.stores import Stores, open_stores
-
-if TYPE_CHECKING:
-    from penstock_workers.control import Control
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +52,10 @@ UPLOADED_AT_ONCE: Final = 2
 class BatchEngine:
     """Implements ``bridge.ItemEngine``."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, beside: StartBeside) -> None:
+        """``beside`` starts the control loop, where the settings ask for one."""
         self._settings = settings
+        self._start_beside = beside
         self._owner = (
             f"{process_name()}-{BATCH_LANE}"  # a control loop beside it leads feeds under the process's own name
         )
@@ -64,7 +64,7 @@ class BatchEngine:
         self._tally = OutcomeTally([*settings.providers])
         self._providers: dict[str, BatchProvider] = {}
         self._bridge: Bridge | None = None
-        self._control: Control | None = None
+        self._control: Beside | None = None
         self._leader: Leader | None = None
         self._settler: Settler | None = None
         self._code: JobCode | None = None
@@ -84,12 +84,10 @@ class BatchEngine:
         self._heartbeat.beat()
         self._tasks = [asyncio.create_task(self._leader.run()), asyncio.create_task(self._leader.renew())]
         if self._settings.control:
-            from penstock_workers.control import start_control
-
-            self._control = self._closing.enter_context(start_control(self._settings))
+            self._control = self._closing.enter_context(self._start_beside(self._settings))
 
     def accept(self, delivery: Delivery) -> None:
-        """Set aside an item that was sent to this lane's queue: nothing of ours sends any."""
+        """Set aside an item that was sent to this lane's queue: Penstock sends none."""
         assert self._bridge is not None, "start() comes first"
         log.error("item %s lies in %s, where no items are run; it is set aside", delivery.task_id, delivery.queue)
         self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])

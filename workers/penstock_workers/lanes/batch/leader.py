@@ -61,7 +61,9 @@ class Leader:
     def __init__(self, around: Surroundings, database: Database, providers: Providers) -> None:
         self._around, self._providers = around, providers
         self._settings: WorkerSettings = around.settings
-        self._lease_s = around.settings.visibility_timeout_s  # of feeds and batches: a leader that died is replaced after it
+        self._lease_s = (
+            around.settings.visibility_timeout_s
+        )  # of feeds and batches: a leader that died is replaced after it
         self._live, self._feeds = LiveJobs(database), JobStore(database)
         self._remainders = RemainderStore(database)
         self._failures = FailureLog(log)
@@ -141,7 +143,7 @@ class Leader:
         return _Round(live, waiting)
 
     async def _take_batches(self) -> None:
-        """Those that are nobody's now, and those that this worker has packed."""
+        """Those that no worker leads now, and those that this one has packed."""
         self._journeys = {tag: pair for tag, pair in self._journeys.items() if not pair[1].done()}
         room = self._settings.batch.led_max - len(self._journeys)
         if room <= 0:

@@ -6,7 +6,7 @@ that the journal gave a provider batch: it goes to the provider with it, and fin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -111,7 +111,7 @@ class BatchProvider(Protocol):
         """Raises BatchGone when the provider does not know it (any more)."""
         ...
 
-    def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
+    def answers(self, seen: BatchSeen) -> AsyncGenerator[BatchAnswer | UnreadableLine, None]:
         """Every line of its outputs, streamed, in any order. After a lost connection it goes on where it was; where that
         cannot be, from the beginning, so that an answer may come twice. Close it (contextlib.aclosing) if you stop early.
         """

@@ -8,7 +8,7 @@ from penstock_producer.job.lanes import BATCH_LANE
 from penstock_workers.errors import UnknownLane
 from penstock_workers.lanes.batch.check import check
 from penstock_workers.lanes.batch.settings import BatchSettings
-from penstock_workers.lanes.row import LaneRow
+from penstock_workers.lanes.row import LaneRow, StartBeside
 from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def _admission(settings: WorkerSettings, _lane: Lane) -> Admission:
     return _make(settings)
 
 
-def _runs(settings: WorkerSettings) -> ItemEngine:
+def _runs(settings: WorkerSettings, beside: StartBeside) -> ItemEngine:
     from penstock_workers.lanes.batch.engine import BatchEngine
 
-    return BatchEngine(settings)
+    return BatchEngine(settings, beside)
 
 
 BATCH: LaneRow[Lane] = LaneRow(

@@ -1,6 +1,6 @@
 """The batches that are being packed side by side: one per model, since a provider batch has one model.
 
-A window ends when one of them is full. All of them then have the same two cursors of the source, and are told apart by
+A window ends when one of them is full. All of them then have the same two cursors of the source, and differ in
 their models.
 """
 
@@ -28,7 +28,7 @@ class Terms:
     job_id: str
     generation: int
     provider: str
-    api: str
+    kind: str
     endpoint: str
     model: str | None  # None: each request names its own
     requests_max: int
@@ -105,7 +105,7 @@ class Window:
         for model, packing in self._open.items():
             packing.writer.close()
             batch = NewProviderBatch(
-                packing.tag, terms.job_id, terms.generation, terms.provider, terms.api, model, terms.endpoint,
+                packing.tag, terms.job_id, terms.generation, terms.provider, terms.kind, model, terms.endpoint,
                 cursor_before, cursor_behind, packing.writer.requests, packing.writer.size, packing.tokens,
             )  # fmt: skip
             packed.append((batch, packing.keys))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -98,7 +98,7 @@ class AnthropicBatches:
     async def look(self, batch_id: str) -> BatchSeen:
         return self._seen(await self._http.call("GET", _path(batch_id), one=True), once=False)
 
-    async def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
+    async def answers(self, seen: BatchSeen) -> AsyncGenerator[BatchAnswer | UnreadableLine, None]:
         for batch_id in seen.outputs:
             async with contextlib.aclosing(output_lines(self._http, self._output(batch_id))) as lines:
                 async for line in lines:
@@ -190,7 +190,7 @@ def _size(path: Path) -> int:
     return len(HEAD) + size + lines * (MARK_CHARS + 1) - 1 + len(TAIL)
 
 
-async def _requests(path: Path, mark: str) -> AsyncIterator[bytes]:
+async def _requests(path: Path, mark: str) -> AsyncGenerator[bytes, None]:
     head = PREFIX + mark.encode() + b"-"
     begin = HEAD
     with path.open("rb") as file:

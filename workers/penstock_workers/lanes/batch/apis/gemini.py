@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -110,7 +110,7 @@ class GeminiBatches:
     async def look(self, batch_id: str) -> BatchSeen:
         return self._seen(await self._http.call("GET", self._path(batch_id), one=True), once=False)
 
-    async def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
+    async def answers(self, seen: BatchSeen) -> AsyncGenerator[BatchAnswer | UnreadableLine, None]:
         for name in seen.outputs:
             path = f"/download{VERSION}/{name}:download"
             output = Output(name, path, self.limits.requests, {"alt": "media"})

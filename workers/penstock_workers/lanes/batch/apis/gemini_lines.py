@@ -47,8 +47,8 @@ def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> b
 def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
     try:
         answer = _answers.decode(line.text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return UnreadableLine(output, line.number, f"no response of a batch: {said(str(error))}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        return UnreadableLine(output, line.number, f"no response of a batch: {said(str(fault))}")
     if identifier(answer.key) is None:
         return UnreadableLine(output, line.number, "its key is empty or no usable name")
     response = bytes(answer.response)

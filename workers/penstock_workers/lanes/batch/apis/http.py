@@ -110,7 +110,7 @@ class BatchHttp:
             parsed = None
         if isinstance(parsed, dict):
             return parsed
-        raise self.unusable(f"HTTP {heard.status} with a body that is no JSON object", once=once)
+        raise self.unusable(f"HTTP {heard.status} with a body that is not a JSON object", once=once)
 
     def unusable(self, why: str, *, once: bool) -> BatchError:
         """For an answer that succeeds and cannot be used."""

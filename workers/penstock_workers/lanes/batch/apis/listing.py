@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock_workers.lanes.batch.apis.http import BatchHttp
@@ -26,7 +26,7 @@ class Listing(NamedTuple):
 Page = list[Mapping[str, Any]]
 
 
-async def pages(http: BatchHttp, listing: Listing, path: str, query: Mapping[str, str]) -> AsyncIterator[Page]:
+async def pages(http: BatchHttp, listing: Listing, path: str, query: Mapping[str, str]) -> AsyncGenerator[Page, None]:
     """Raises AccountStopped where the list has no end that a program can reach."""
     seen: set[str] = set()
     place: dict[str, str] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -92,7 +92,7 @@ class OpenAIBatches:
     async def look(self, batch_id: str) -> BatchSeen:
         return self._seen(await self._http.call("GET", _path("batches", batch_id), one=True), once=False)
 
-    async def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
+    async def answers(self, seen: BatchSeen) -> AsyncGenerator[BatchAnswer | UnreadableLine, None]:
         for file_id in seen.outputs:
             output = Output(file_id, _path("files", file_id) + "/content", self.limits.requests)
             async with contextlib.aclosing(output_lines(self._http, output)) as lines:

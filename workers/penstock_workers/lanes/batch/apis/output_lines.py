@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -41,7 +41,7 @@ class Line(NamedTuple):
     text: bytes
 
 
-async def output_lines(http: BatchHttp, output: Output) -> AsyncIterator[Line | UnreadableLine]:
+async def output_lines(http: BatchHttp, output: Output) -> AsyncGenerator[Line | UnreadableLine, None]:
     """Every line that is not blank. Raises BatchGone and TryLater."""
     cutter = LineCutter(LINE_BYTES, SKIPPED_BYTES)
     breaks = connections = 0
@@ -86,7 +86,7 @@ def _shown(output: Output, cutter: LineCutter, line: bytes | TooLong) -> Line | 
     return Line(cutter.lines, line)
 
 
-async def _parts(http: BatchHttp, output: Output, cutter: LineCutter) -> AsyncIterator[bytes]:
+async def _parts(http: BatchHttp, output: Output, cutter: LineCutter) -> AsyncGenerator[bytes, None]:
     """What comes behind the cutter's offset."""
     asked = cutter.offset if output.ranges else 0
     async with http.stream(output.path, output.query, asked) as response:
@@ -134,7 +134,7 @@ def _ends_at(response: aiohttp.ClientResponse) -> int | None:
     return None if found is None or found[2] == "*" else int(found[2])
 
 
-async def _in_time(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _in_time(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
     """Its parts, as long as they do not drip. Only the waits for the server count, not what the reader does between."""
     waited_s, came = 0.0, 0
     while True:

@@ -60,7 +60,7 @@ def request_object(body: bytes) -> dict[str, Any]:
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadLine(f"the body is no JSON: {error}") from None
+        raise BadLine(f"the body is not JSON: {error}") from None
     if not isinstance(parsed, dict):
-        raise BadLine("the body is no JSON object")
+        raise BadLine("the body is not a JSON object")
     return parsed
