@@ -57,7 +57,7 @@ class Collector:
         left = await asyncio.to_thread(packed.by_id)
         known, collected = frozenset(left), Collected()
         group: list[tuple[PackedDocument, BatchAnswer | Failure]] = []
-        async with contextlib.aclosing(provider.answers(seen)) as answers:  # type: ignore[type-var]  # a generator, always
+        async with contextlib.aclosing(provider.answers(seen)) as answers:
             async for answer in answers:
                 if isinstance(answer, UnreadableLine):
                     collected.note_odd(batch, "unreadable", f"{answer.output} line {answer.line}: {answer.why}")
