@@ -106,9 +106,7 @@ def _generate(provider: Provider, closing: asyncio.Event) -> Handler:
     return answer
 
 
-async def _answered(
-    provider: Provider, request: web.Request, call: Call, closing: asyncio.Event
-) -> web.StreamResponse:
+async def _answered(provider: Provider, request: web.Request, call: Call, closing: asyncio.Event) -> web.StreamResponse:
     reply = provider.decide(call, time.monotonic(), request.headers.get("Host", ""))
     await delay(request, reply, closing)
     provider.close_call(call, reply, unread=request.transport is None or request.transport.is_closing())

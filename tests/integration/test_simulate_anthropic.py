@@ -23,9 +23,11 @@ LONG = "A file is read from the archive. " * 200
 
 @asynccontextmanager
 async def sdk(**config: Any) -> AsyncIterator[AsyncAnthropic]:
-    async with running(SimulatorConfig(**{**FAST, **config})) as url:
-        async with AsyncAnthropic(base_url=url, api_key="k", max_retries=0) as client:
-            yield client
+    async with (
+        running(SimulatorConfig(**{**FAST, **config})) as url,
+        AsyncAnthropic(base_url=url, api_key="k", max_retries=0) as client,
+    ):
+        yield client
 
 
 def requests(number: int) -> list[Any]:
@@ -72,7 +74,9 @@ async def test_a_message_is_answered_in_real_time() -> None:
         ({"stop_sequences": ["Summary"]}, "stop_sequence"),
         (
             {
-                "tools": [{"name": "file", "input_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}],
+                "tools": [
+                    {"name": "file", "input_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+                ],
                 "tool_choice": {"type": "tool", "name": "file"},
             },
             "tool_use",
@@ -285,7 +289,7 @@ async def test_lists_go_both_ways() -> None:
 async def test_a_batch_reads_its_shared_prompt_from_the_cache() -> None:
     """One request writes the marked beginning, and the others read it."""
     marked = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]
-    given = [{"custom_id": f"d{at}", "params": {**ASK, "system": marked, "top_k": at}} for at in range(5)]
+    given: list[Any] = [{"custom_id": f"d{at}", "params": {**ASK, "system": marked, "top_k": at}} for at in range(5)]
     async with sdk() as client:
         batch = await ended(client, await client.messages.batches.create(requests=given))
         used = [result.message.usage for result in (await results(client, batch)).values()]

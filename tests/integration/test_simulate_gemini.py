@@ -62,9 +62,11 @@ def state(batch: BatchJob) -> str:
 
 async def operation(batch: BatchJob, url: str) -> Any:
     """The SDK does not show an operation's error."""
-    async with aiohttp.ClientSession(headers={"x-goog-api-key": "k"}) as session:
-        async with session.get(f"{url}/v1beta/{batch.name}") as response:
-            return await response.json()
+    async with (
+        aiohttp.ClientSession(headers={"x-goog-api-key": "k"}) as session,
+        session.get(f"{url}/v1beta/{batch.name}") as response,
+    ):
+        return await response.json()
 
 
 async def results(client: AsyncClient, batch: BatchJob) -> list[dict[str, Any]]:

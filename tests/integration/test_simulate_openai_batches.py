@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -18,14 +18,16 @@ from penstock_simulate.web import running
 
 FAST = {"batch_s": 0.0, "batch_step_s": 0.0}
 OVER = ("completed", "failed", "expired", "cancelled")
-CHAT = "/v1/chat/completions"
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 
 
 @asynccontextmanager
 async def sdk(**config: Any) -> AsyncIterator[AsyncOpenAI]:
-    async with running(SimulatorConfig(**{**FAST, **config})) as url:
-        async with AsyncOpenAI(base_url=url + "/v1", api_key="k", max_retries=0) as client:
-            yield client
+    async with (
+        running(SimulatorConfig(**{**FAST, **config})) as url,
+        AsyncOpenAI(base_url=url + "/v1", api_key="k", max_retries=0) as client,
+    ):
+        yield client
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> str:
@@ -352,14 +354,14 @@ async def test_embeddings_go_in_batches_too() -> None:
 
 async def own(client: AsyncOpenAI, path: str) -> Any:
     """A page of the simulator's own."""
-    return (await client.get(str(client.base_url.join(path)), cast_to=object))
+    return await client.get(str(client.base_url.join(path)), cast_to=object)
 
 
 async def stats(client: AsyncOpenAI) -> Any:
     return (await own(client, "/stats"))["batches"]
 
 
-async def documents(client: AsyncOpenAI) -> int:
+async def documents(client: AsyncOpenAI) -> Any:
     return (await stats(client))["documents"]
 
 

@@ -45,8 +45,8 @@ class Folder:
 
     async def extend(self, path: Path, chunks: AsyncIterable[bytes], most: int) -> None:
         """Put these bytes behind those that are there. Raises TooLarge where it has more than ``most`` then."""
-        size = path.stat().st_size
         with path.open("ab") as file:
+            size = file.tell()
             async for chunk in chunks:
                 size += len(chunk)
                 if size > most or self.stored + len(chunk) > MAX_STORED_BYTES:

@@ -111,7 +111,9 @@ class OpenAIBatches:
         names = list(reversed(self._batches))
         limit = pages.limit_of(request.query, PAGE, MAX_PAGE)
         page, more = pages.after(names, request.query.get("after"), limit)
-        return json({"object": "list"} | pages.listed([await self._shown(self._batches[name]) for name in page], more=more))
+        return json(
+            {"object": "list"} | pages.listed([await self._shown(self._batches[name]) for name in page], more=more)
+        )
 
     async def look(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.retrieve", request)
