@@ -123,15 +123,12 @@ async def test_faults_of_the_input_fail_the_batch_by_line() -> None:
         assert await documents(client) == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "code"), [([], "empty_file"), ((line(str(at)) for at in range(50_001)), "too_many_tasks")]
-)
-async def test_a_batch_has_1_to_50000_requests(given: Iterable[str], code: str) -> None:
-    """Other files fail the batch as a whole."""
+async def test_a_file_without_lines_fails_the_batch() -> None:
+    """With a code for the whole file, and no line."""
     async with sdk() as client:
-        batch = await until(client, await created(client, given))
+        batch = await until(client, await created(client, []))
     assert batch.errors is not None
-    assert [error.code for error in batch.errors.data or ()] == [code]
+    assert [(error.code, error.line) for error in batch.errors.data or ()] == [("empty_file", None)]
 
 
 async def test_requests_that_the_model_refuses_are_in_the_error_file() -> None:
