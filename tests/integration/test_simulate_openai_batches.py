@@ -261,8 +261,9 @@ async def test_a_creation_that_cannot_be_is_refused_at_once() -> None:
             {"metadata": {"k": "v" * 513}},
             {"metadata": {str(at): "" for at in range(17)}},
         ):
+            given: dict[str, Any] = {**good, **change}
             with pytest.raises(openai.BadRequestError):
-                await client.batches.create(**good | change)
+                await client.batches.create(**given)
         with pytest.raises(openai.NotFoundError):
             await client.batches.retrieve("batch_none")
 

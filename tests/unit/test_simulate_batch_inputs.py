@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from penstock_simulate.answers.faults import Fates
 from penstock_simulate.batches.account import RequestAccount
 from penstock_simulate.batches.fates import Fate
+from penstock_simulate.batches.folder import LOCK, PREFIX, Folder
 from penstock_simulate.batches.intake import MAX_PROBLEMS, Kept, read_input
 from penstock_simulate.batches.openai.check import MAX_REQUESTS, OpenAIReader
 from penstock_simulate.config import SimulatorConfig
@@ -61,7 +63,7 @@ def test_a_wrong_file_has_its_problems_listed_up_to_a_limit(tmp_path: Path) -> N
 def test_each_request_lies_where_the_index_says(tmp_path: Path) -> None:
     """Read back in the order of the answers, every line is there once with what it gets, and good ones are counted."""
     source = written(tmp_path / "input", 500)
-    account = RequestAccount(tmp_path / "account")
+    account = RequestAccount()
     found = read_input(source, OpenAIReader(CHAT), Fates(SimulatorConfig(error_rate=0.2, poison_rate=0.1)))
     index = found.index(account, Kept(tmp_path / "index", "order"))
     read = [(fate, json.loads(raw)["custom_id"]) for fate, raw in index.read(source)]
@@ -72,6 +74,21 @@ def test_each_request_lies_where_the_index_says(tmp_path: Path) -> None:
     assert [index.good(done) for done in (0, 250, 500)] == [0, sum(good[:250]), sum(good)]
     assert account.summary()["submitted"] == 500
     account.close()
+
+
+def test_files_of_a_killed_simulator_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is in use stays; one whose simulator has gone does not."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    one, other = Folder(), Folder()
+    kept = one.empty()
+    left = tmp_path / f"{PREFIX}left"
+    left.mkdir()
+    (left / LOCK).touch()
+    other.empty()
+    assert (kept.exists(), left.exists()) == (True, False)
+    one.close()
+    other.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_batch_stalls_or_expires() -> None:
