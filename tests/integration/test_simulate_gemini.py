@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 from google.genai import Client, errors
 from google.genai.client import AsyncClient
@@ -24,9 +25,12 @@ OVER = {f"JOB_STATE_{word}" for word in ("SUCCEEDED", "FAILED", "CANCELLED", "EX
 
 @asynccontextmanager
 async def sdk(**config: Any) -> AsyncIterator[AsyncClient]:
-    async with running(SimulatorConfig(**{**FAST, **config})) as url:
-        async with Client(api_key="k", http_options=HttpOptions(base_url=url)).aio as client:
-            yield client
+    async with running(SimulatorConfig(**{**FAST, **config})) as url, sdk_of(url) as client:
+        yield client
+
+
+def sdk_of(url: str) -> AsyncClient:
+    return Client(api_key="k", http_options=HttpOptions(base_url=url, api_version="v1beta")).aio
 
 
 def asked(text: str) -> dict[str, Any]:
@@ -54,6 +58,15 @@ async def until_over(client: AsyncClient, batch: BatchJob) -> BatchJob:
 def state(batch: BatchJob) -> str:
     assert batch.state is not None
     return batch.state.value
+
+
+async def operation(batch: BatchJob, url: str) -> Any:
+    """The SDK does not show an operation's error."""
+    async with (
+        aiohttp.ClientSession(headers={"x-goog-api-key": "k"}) as session,
+        session.get(f"{url}/v1beta/{batch.name}") as response,
+    ):
+        return await response.json()
 
 
 async def results(client: AsyncClient, batch: BatchJob) -> list[dict[str, Any]]:
@@ -127,11 +140,10 @@ async def test_a_large_upload_goes_in_pieces() -> None:
 
 async def test_a_line_that_is_no_request_fails_the_batch() -> None:
     """The operation has an error that names the line; requests in the call are refused at once."""
-    async with sdk() as client:
+    async with running(SimulatorConfig(batch_s=0, batch_step_s=0)) as url, sdk_of(url) as client:
         batch = await until_over(client, await created(client, [*lines(2), "{half"]))
         assert state(batch) == "JOB_STATE_FAILED"
-        raw = await client._api_client.async_request("get", batch.name or "", {})
-        assert "Line 3" in json.loads(raw.body or "")["error"]["message"]
+        assert "Line 3" in (await operation(batch, url))["error"]["message"]
 
 
 async def test_an_expired_batch_has_no_results() -> None:
@@ -154,7 +166,7 @@ async def test_a_cancelled_batch_keeps_what_was_done() -> None:
 
 async def test_tokens_in_the_queue_are_capped() -> None:
     """A batch above the cap gets a 429 with Google's status."""
-    async with sdk(batch_enqueued_tokens=40, batch_s=3600) as client:
+    async with sdk(batch_enqueued_tokens=30, batch_s=3600) as client:
         await created(client, lines(10))
         with pytest.raises(errors.ClientError) as caught:
             await created(client, lines(10))

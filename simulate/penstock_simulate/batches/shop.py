@@ -37,7 +37,7 @@ class BatchShop:
         self.now = wall
         self.folder = Folder()
         self._provider = provider
-        self._account = RequestAccount(self.folder.path / "requests.sqlite")
+        self._account = RequestAccount()
         self._luck = BatchLuck()
         self._batches: dict[str, Batch] = {}
         self._calls: Counter[str] = Counter()
