@@ -12,7 +12,16 @@ from typing import Final, Literal
 
 from penstock_producer.job.endpoints import EMBEDDINGS, SCORING
 
-__all__ = ["DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "asks_in_batches", "has_own_model", "lanes_in_words", "served_lanes"]
+__all__ = [
+    "DEFAULT_LANE",
+    "LANES",
+    "Lane",
+    "LaneFacts",
+    "asks_in_batches",
+    "has_own_model",
+    "lanes_in_words",
+    "served_lanes",
+]
 
 Lane = Literal["api", "gpu", "embed", "batch"]
 DEFAULT_LANE: Final = "api"
