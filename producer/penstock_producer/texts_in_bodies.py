@@ -16,14 +16,12 @@ def answer_text(answer: Any) -> str | None:
     for text in (_at(choice.get("message"), "content"), choice.get("text"), answer.get("output_text")):
         if isinstance(text, str):
             return text
-    holders = [answer, *_mappings(answer.get("output"))]  # a message of Anthropic has its parts itself
-    parts = [
-        part["text"]
-        for holder in holders
-        for part in _mappings(holder.get("content"))
-        if isinstance(part.get("text"), str)
-    ]
-    return "".join(parts) if parts else None
+    candidate = _first(answer.get("candidates"))  # Gemini's
+    parts = [part for part in _mappings(_at(candidate.get("content"), "parts")) if not part.get("thought")]
+    for holder in (answer, *_mappings(answer.get("output"))):  # a message of Anthropic has its parts itself
+        parts += _mappings(holder.get("content"))
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    return "".join(texts) if texts else None
 
 
 def sent_text(request: Any) -> str | None:

@@ -218,3 +218,9 @@ def test_the_text_of_a_message_is_read() -> None:
     """All of its text blocks, without what it thought."""
     content = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert answer_text({"type": "message", "content": content}) == "ab"
+
+
+def test_the_text_of_geminis_answer_is_read() -> None:
+    """Likewise without its thoughts."""
+    parts = [{"text": "hm", "thought": True}, {"text": "a"}, {"text": "b"}]
+    assert answer_text({"candidates": [{"content": {"parts": parts}}]}) == "ab"

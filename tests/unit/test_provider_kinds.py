@@ -103,6 +103,60 @@ def test_counts_that_cannot_be_right_are_never_money(cached: Any) -> None:
     assert reply.prompt_tokens == 112
 
 
+# -- Gemini, whose answers come in batches -----------------------------------------------------------------------------
+
+GEMINI: dict[str, Any] = {
+    "candidates": [
+        {
+            "content": {
+                "role": "model",
+                "parts": [{"text": "hm", "thought": True}, {"text": "a "}, {"text": "category"}],
+            },
+            "finishReason": "STOP",
+        }
+    ],
+    "usageMetadata": {"promptTokenCount": 12, "candidatesTokenCount": 3, "thoughtsTokenCount": 4},
+    "modelVersion": "gemini-x",
+}
+
+
+def test_geminis_answer_is_a_good_one() -> None:
+    """Its text without its thoughts, which count as output."""
+    reply = read(GEMINI)
+    assert isinstance(reply, Reply)
+    assert (reply.content, reply.finish_reason, reply.model) == ("a category", "stop", "gemini-x")
+    assert (reply.prompt_tokens, reply.completion_tokens) == (12, 7)
+
+
+def candidate(**given: Any) -> dict[str, Any]:
+    return {**GEMINI, "candidates": [{**GEMINI["candidates"][0], **given}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (candidate(finishReason="SAFETY"), "content_filter"),
+        ({"promptFeedback": {"blockReason": "SAFETY"}}, "content_filter"),
+        ({"candidates": []}, "empty_answer"),
+        (candidate(content={}), "empty_answer"),
+        (candidate(content=[]), "empty_answer"),
+        (candidate(content={"parts": [7, {"text": 3}]}), "empty_answer"),
+    ],
+)
+def test_an_answer_of_gemini_that_is_none_is_a_failure(body: Any, name: str) -> None:
+    """A blocked prompt and a blocked answer are the provider's policy, whatever else stands there."""
+    failure = read(body)
+    assert isinstance(failure, Failure)
+    assert failure.name == name
+
+
+def test_geminis_counts_that_cannot_be_right_are_never_money() -> None:
+    """As at every provider."""
+    reply = read(GEMINI | {"usageMetadata": {"promptTokenCount": "12", "candidatesTokenCount": -1}})
+    assert isinstance(reply, Reply)
+    assert (reply.prompt_tokens, reply.completion_tokens) == (None, None)
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 

@@ -16,8 +16,9 @@ from msgspec import Struct
 from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import unpack
 from penstock_ratelimit import Signal, classify
-from penstock_ratelimit.for_penstock import DETAIL_CHARS, MAX_TOKENS_BELIEVED, is_page
+from penstock_ratelimit.for_penstock import DETAIL_CHARS, is_page
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.answer_forms import counted, read_form, usage_of
 
 __all__ = ["ASTRAY"]
 
@@ -107,17 +108,6 @@ _STOPPED: Mapping[str | None, tuple[str, str]] = {
 }
 
 
-# What Anthropic calls a stop reason, in the words of finish reasons.
-_STOP_REASONS: Mapping[str, str] = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
-}
-
-
 def _failure(name: str, detail: str, status: int | None) -> Failure:
     return Failure(name, detail, status, _SIGNALS.get(name, Signal.REFUSED))
 
@@ -143,21 +133,14 @@ _NO_STATUS = 500  # in place of the 200: it names nothing by itself, so the code
 
 
 def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
-    usage = _mapping(parsed.get("usage"))
-    prompt_tokens, completion_tokens = _counted(usage)
-    finish_reason, content, empty = None, None, False
-    if "choices" in parsed:
-        choice = _first_choice(parsed)
-        if choice is None:
-            return _useless("empty_answer", f"200 without choices: {_cut(answer.body)}", usage)
-        finish_reason, content, empty = _read_choice(choice)
-    elif parsed.get("type") == "message":
-        finish_reason, content, empty = _read_message(parsed)
+    usage = usage_of(parsed)
+    prompt_tokens, completion_tokens = counted(usage)
+    finish_reason, content, is_empty = read_form(parsed)
     if finish_reason in _STOPPED:
         return _useless(*_STOPPED[finish_reason], usage)
-    if empty:
+    if is_empty:
         return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", usage)
-    model = parsed.get("model")
+    model = parsed.get("model", parsed.get("modelVersion"))
     return Reply(
         body=answer.body,
         status=answer.status,
@@ -189,7 +172,7 @@ def _read_vectors(answer: Answer) -> Reply:
 
 def _useless(name: str, detail: str, usage: Mapping[str, Any] | None) -> Failure:
     """A 200 that the job cannot use, with what it cost."""
-    prompt_tokens, completion_tokens = _counted(usage)
+    prompt_tokens, completion_tokens = counted(usage)
     return replace(_failure(name, detail, 200), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
 
@@ -197,70 +180,6 @@ def _request_id(headers: Mapping[str, str]) -> str | None:
     """The one header that is stored."""
     found = headers.get("x-request-id") or headers.get("request-id")
     return None if found is None else redact(found)
-
-
-def _first_choice(parsed: dict[str, Any]) -> dict[str, Any] | None:
-    choices = parsed["choices"]
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        return choices[0]
-    return None
-
-
-def _read_choice(choice: dict[str, Any]) -> tuple[str | None, str | None, bool]:
-    """(finish reason, text, whether there is nothing usable at all). Tool calls and refusals are content too."""
-    reason = choice.get("finish_reason")
-    message = choice.get("message")
-    if not isinstance(message, dict):  # /v1/completions answers with `text`
-        text = choice.get("text")
-        return _text(reason), _text(text), not isinstance(text, str)
-    content = message.get("content")
-    usable = content is not None or message.get("tool_calls") or message.get("refusal")
-    return _text(reason), _text(content), not usable
-
-
-def _read_message(message: dict[str, Any]) -> tuple[str | None, str | None, bool]:
-    """The same of Anthropic's Messages, whose content is a list of blocks."""
-    blocks = message.get("content")
-    parts = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
-    texts = [text for part in parts if part.get("type") == "text" and isinstance(text := part.get("text"), str)]
-    reason = _text(message.get("stop_reason"))
-    usable = texts or any(part.get("type") == "tool_use" for part in parts)
-    return _STOP_REASONS.get(reason or "", reason), "".join(texts) if texts else None, not usable
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _mapping(value: object) -> dict[str, Any] | None:
-    return value if isinstance(value, dict) else None
-
-
-def _counted(usage: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
-    """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and never as money."""
-    if usage is None:
-        return None, None
-    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
-        return _with_cache(usage), _tokens(usage.get("output_tokens"))
-    return (
-        _tokens(usage.get("prompt_tokens", usage.get("input_tokens"))),
-        _tokens(usage.get("completion_tokens", usage.get("output_tokens"))),
-    )
-
-
-def _with_cache(usage: Mapping[str, Any]) -> int | None:
-    """Anthropic counts a prompt in three parts: what was new, written to its cache, and read from it."""
-    fresh = _tokens(usage.get("input_tokens"))
-    if fresh is None:
-        return None
-    names = ("cache_creation_input_tokens", "cache_read_input_tokens")
-    return _tokens(fresh + sum(_tokens(usage.get(name)) or 0 for name in names))
-
-
-def _tokens(value: object) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS_BELIEVED:
-        return value
-    return None
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:
