@@ -119,11 +119,21 @@ class RedisLedger:
                 delayed += self._scripts.put_off(chunk.retries, chunk.released)
         self._count_crashed(batch.crashed)
         self._count_asked_again(batch.asked_again)
+        self._count_tried_again(batch.tried_again)
         return SettleReport(new, delayed)
 
     def _count_crashed(self, crashed: Sequence[SettledCrash]) -> None:
         """Their starts stay counted, so nothing else is written of them."""
         counts = Counter((_stats(key.job_id), f"{keys.RETRIED}{reason}") for key, reason in crashed)
+        for (stats, name), count in counts.items():
+            self._client.hincrby(stats, name, count)
+
+    def _count_tried_again(self, tried: Sequence[SettledCrash]) -> None:
+        """For people: what these tries used up is counted with the outcome."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for key, reason in tried:
+            counts[_stats(key.job_id), "retries"] += 1
+            counts[_stats(key.job_id), f"{keys.RETRIED}{reason}"] += 1
         for (stats, name), count in counts.items():
             self._client.hincrby(stats, name, count)
 

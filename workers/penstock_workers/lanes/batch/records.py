@@ -76,7 +76,7 @@ class BatchRecords:
                 dead.append(SettledDead(attempt.key, attempt.job.buckets, reason, *used, calls=attempt.calls_in_all))
             elif isinstance(outcome, Retry):
                 again.append(SettledCrash(attempt.key, reason_of(outcome)))
-        self._hot.settle(SettleBatch(done, dead, crashed=again))
+        self._hot.settle(SettleBatch(done, dead, tried_again=again))
 
 
 class NoQueue:
