@@ -247,7 +247,7 @@ class Journey:
             raise BatchLost(self.batch.tag)
         await self._in_thread(self._around.folder.rename, self.batch.tag, tag)
         self.batch, self._polls = fresh, 0
-        await self._pause(CAP_WAIT_S)
+        await self._wait_for_room(why)
 
     async def _wait_or_give_up(self) -> None:
         """Nothing of it is at the provider but its file, maybe."""
