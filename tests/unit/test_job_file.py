@@ -301,7 +301,7 @@ def test_every_flag_has_a_field_in_the_file() -> None:
     command = typer.main.get_command(command_line()).commands["run"]  # type: ignore[attr-defined]  # it is a group
     flags = {parameter.name for parameter in command.params} - {"dry_run", "spec_file", "help"}
     schema = json_schema()["properties"]
-    assert flags == (set(schema) - {"run", "$schema", "cache", "deadline", "timeout"}) | set(
+    assert flags == (set(schema) - {"run", "$schema", "batch_poll", "cache", "deadline", "timeout"}) | set(
         schema["run"]["properties"]
     )
     assert set(RunSection.model_fields) == set(RUN_OPTIONS)

@@ -90,6 +90,8 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
               stacked=True),
         Panel("Workers of models", "By the queue of the model; items of models that no worker serves.", "short",
               ((_fleet(of.MODEL_WORKERS, "queue"), "{{queue}} workers"), (_fleet(of.UNSERVED), "{{lane}} unserved items"))),
+        Panel("Provider batches", "Batches at providers, by how far they are.", "short",
+              ((f"sum by (provider, state) ({of.PROVIDER_BATCHES}{{{LANE}}})", "{{provider}} {{state}}"),), stacked=True),
     )),
     PanelRow("What went wrong", (
         Panel("Leases", "Messages of dead workers that returned to the queue, and leases lost, per second.", "ops",

@@ -315,4 +315,11 @@ def build_engine(settings: WorkerSettings, *, consume: Consume | None = None) ->
         from penstock_workers.control import ControlEngine
 
         return ControlEngine(settings)
-    return WorkerEngine(settings, consume=consume)
+    runs = lane_row(settings.lane).runs
+    return WorkerEngine(settings, consume=consume) if runs is None else runs(settings, _start_control)
+
+
+def _start_control(settings: WorkerSettings) -> contextlib.AbstractContextManager[Control]:
+    from penstock_workers.control import start_control
+
+    return start_control(settings)

@@ -8,13 +8,14 @@ import typer
 
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
-from penstock_cli.job.options import JsonOption
+from penstock_cli.job.options import Api, JsonOption
 
 
 @takes_job_flags
 def preview(
     given: GivenJob,
     rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=1_000, help="How many requests to show.")] = 3,
+    api: Api = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the first requests of a job, their tokens and every problem.
@@ -30,6 +31,7 @@ def preview(
     from penstock_ledger.errors import EXIT_USAGE
     from penstock_producer import SpecError
 
+    given = given.for_api(given.of_run("api", api))
     spec = job_spec(given)
     try:
         found = looked_at(given.source, spec, rows)

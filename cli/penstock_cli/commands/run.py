@@ -15,6 +15,7 @@ def run(
     given: GivenJob,
     out: options.Out = None,
     job: options.Job = None,
+    api: options.Api = None,
     base_url: options.BaseUrl = None,
     api_key_env: options.ApiKeyEnv = None,
     profile: options.Metering = None,
@@ -41,10 +42,11 @@ def run(
     from penstock_cli.processes.standby import Standby
     from penstock_cli.run.request import request_of
 
+    given = given.for_api(given.of_run("api", api))
     request = request_of(
         given,
         RunFlags(out, job, workers, concurrency, state, sample, no_progress or None),
-        ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out),
+        ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api),
     )
     if dry_run:
         from penstock_cli.run.local import dry_run as show

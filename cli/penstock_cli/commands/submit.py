@@ -14,6 +14,7 @@ from penstock_cli.job.given import GivenJob
 def submit(
     given: GivenJob,
     job: options.Job = None,
+    api: options.Api = None,
     from_job: options.FromJob = None,
     where: options.Where = None,
 ) -> None:
@@ -35,6 +36,7 @@ def submit(
 
     if given.has_source == (from_job is not None) or (where and from_job is None):
         raise UsageProblem("give a SOURCE, or --from-job JOB with or without --where, and not both")
+    given = given.for_api(given.of_run("api", api))
     spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     settings = ProducerSettings.load()

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.pairs import parse_pairs
+from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
+from penstock_producer.job.lanes import packs
 from penstock_producer.job.options import OPTIONS, FlagForm
 
 if TYPE_CHECKING:
     from penstock_cli.job.options import ProviderFlags
     from penstock_producer.errors import Problem, SpecError
     from penstock_producer.jobfile import JobFile
+
+_ENDPOINTS = {"openai": CHAT, "anthropic": MESSAGES, "gemini": GENERATE}  # by API, where none is named
 
 JobFlags = Mapping[str, Any]
 """The job options as they were typed, or as a job spec file has them, by the spec's field; left out is None, or not there."""
@@ -54,6 +58,21 @@ class GivenJob:
 
     def provider(self, typed: ProviderFlags) -> ProviderFlags:
         return replace(typed, **{one.name: self.of_run(one.name, getattr(typed, one.name)) for one in fields(typed)})
+
+    def for_api(self, api: str | None) -> GivenJob:
+        """With the endpoint that this API has, where none is named. Raises UsageProblem."""
+        if api is None:
+            return self
+        if api not in _ENDPOINTS:
+            raise UsageProblem(f"--api {api!r} is refused: the APIs are {', '.join(_ENDPOINTS)}")
+        if api == "gemini" and not packs(str(self.flags.get("lane"))):
+            raise UsageProblem(
+                "--api gemini is for the lane batch; in real time ask Gemini by OpenAI's API: "
+                "--base-url https://generativelanguage.googleapis.com/v1beta/openai"
+            )
+        if api == "openai" or self.flags.get("endpoint") is not None:
+            return self  # the lane decides
+        return replace(self, flags={**self.flags, "endpoint": _ENDPOINTS[api]})
 
     def refusal(self, error: SpecError) -> UsageProblem:
         """What is wrong with the spec, in the words of the flags and with the lines of the file."""

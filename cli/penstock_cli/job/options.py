@@ -64,6 +64,10 @@ Job = Annotated[
     typer.Option("--job", metavar="KEY", help="Names the job; the same key resumes it.", rich_help_panel=JOB),
 ]
 
+Api = Annotated[
+    str | None,
+    typer.Option(metavar="KIND", help=RUN_OPTIONS["api"], rich_help_panel=PROVIDER),
+]
 BaseUrl = Annotated[str | None, typer.Option(help=RUN_OPTIONS["base_url"], rich_help_panel=PROVIDER)]
 ApiKeyEnv = Annotated[
     str | None,
@@ -161,6 +165,7 @@ class ProviderFlags:
     otpm: float | None = None
     usd_per_mtok_in: float | None = None
     usd_per_mtok_out: float | None = None
+    api: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

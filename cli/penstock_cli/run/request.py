@@ -56,7 +56,7 @@ class Plan:
 def request_of(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> RunRequest:
     """Flags over the job spec file over defaults. Raises UsageProblem."""
     from penstock_cli.job.jobspec import default_job_key, job_spec
-    from penstock_producer.job.lanes import has_own_model
+    from penstock_producer.job.lanes import has_own_model, packs
     from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
     out = given.of_run("out", typed.out)
@@ -64,7 +64,7 @@ def request_of(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> Run
         raise UsageProblem("say where the results go: --out DIR, or run: {out: DIR} in a job spec file")
     if given.file is not None:
         job_spec(given)  # a file has any value anywhere; flags have been looked at by now
-    state = given.of_run("state", typed.state)
+    state, lane = given.of_run("state", typed.state), given.flags["lane"]
     return RunRequest(
         out=out,
         state=Path(state) if state is not None else default_state(out),
@@ -73,7 +73,7 @@ def request_of(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> Run
         given=given,
         provider=given.provider(provider),
         workers=given.of_run("workers", typed.workers)
-        or (DEFAULT_ENGINES if has_own_model(given.flags["lane"]) else DEFAULT_WORKERS),
+        or (DEFAULT_ENGINES if has_own_model(lane) or packs(lane) else DEFAULT_WORKERS),
         concurrency=given.of_run("concurrency", typed.concurrency),
         panel=not given.of_run("no_progress", typed.no_progress),
         sample=given.of_run("sample", typed.sample),

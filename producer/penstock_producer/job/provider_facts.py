@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from penstock_producer.job.endpoints import check_path
+from penstock_producer.job.endpoints import Kind, check_path
 from penstock_producer.prices.known import known_discount, known_prices, without_date
 from penstock_producer.prices.token_prices import Discount, ModelPrices
 
@@ -18,6 +18,7 @@ class ProviderFacts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
+    kind: Kind = "openai"
     base_url: str = ""  # its host says whose prices they are
     endpoints: tuple[str, ...] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
     usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # of all its models: US dollars per million input tokens

@@ -16,7 +16,7 @@ from penstock_producer.jobfile.tree import Node
 __all__ = ["DURATIONS", "FILES", "TOP", "name_problems", "secret_problems"]
 
 DURATIONS: Final[Mapping[str, str]] = {
-    option.flag: option.field for option in OPTIONS.values() if option.form is FlagForm.DURATION
+    option.flag.replace("-", "_"): option.field for option in OPTIONS.values() if option.form is FlagForm.DURATION
 }
 """Durations under their flags' names, as people write them: `deadline: 8h` for `deadline_s: 28800`."""
 FILES: Final[Mapping[str, str]] = {

@@ -209,6 +209,15 @@ QUOTA_FAILURES = _control(
 QUOTA_OPEN = _control("penstock_quota_breaker_open", "1 while the breaker is open because the provider fails.", "quota")
 QUOTA_HELD = _control("penstock_quota_held", "1 while the quota is held: no credit, or a refused key.", "quota")
 
+# -- batches at providers ------------------------------------------------------------------------------------------------
+PROVIDER_BATCHES = _worker(
+    "penstock_provider_batches",
+    "Provider batches that this worker leads, by how far they are.",
+    "lane",
+    "provider",
+    "state",
+)
+
 # -- one control loop's own work -----------------------------------------------------------------------------------------
 FED = _control("penstock_fed_total", "Documents published from their source.", "lane")
 RECONCILES = _control("penstock_reconciles_total", "Reconciliation rounds of feeds.", "lane")

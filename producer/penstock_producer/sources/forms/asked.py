@@ -154,12 +154,13 @@ class MessagesColumn:
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
         try:
             messages = checked_messages(self._given(record))
+            saved = _compress(messages) if self._compresses else 0
+            built = self._build.of_messages(messages, params)
         except BadMessages as error:
             raise RowFault(
                 "invalid_messages", error.message, fix=error.fix, field=f"{self._name}{error.place}", value=error.value
             ) from None
-        saved = _compress(messages) if self._compresses else 0
-        body = bounded(self._build.of_messages(messages, params), self._max_body_bytes)
+        body = bounded(built, self._max_body_bytes)
         if saved:
             self._tally.note((), saved)
         return body

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from penstock_producer.job.endpoints import CHAT
+from penstock_producer.job.endpoints import CHAT, MESSAGES
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.failures import Failure, RefusedAnswer
@@ -119,7 +119,7 @@ def _models_down(view: JobView, is_down: Callable[[str], bool]) -> int:
 
 def _repair(attempt: Attempt, failure: Failure) -> bytes | None:
     """The conversation that shows the model its answer and what is wrong; None where that is not to be."""
-    if failure.refused is None or attempt.job.spec.endpoint != CHAT or attempt.repairs_left <= 0:
+    if failure.refused is None or attempt.job.spec.endpoint not in (CHAT, MESSAGES) or attempt.repairs_left <= 0:
         return None
     request = orjson.loads(_first(attempt))
     messages = request.get("messages")

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
@@ -18,7 +19,6 @@ from penstock_workers.item.attempt import Settled
 from penstock_workers.item.deliveries import Bridge
 from penstock_workers.item.settling.backlog import Backlog
 from penstock_workers.item.settling.groups import Gatherer, StoreWriter
-from penstock_workers.item.settling.records import Records
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.settling.unstorable import Choice, Unstorable
 
@@ -29,13 +29,21 @@ STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the 
 Durable = Callable[[Sequence[Settled]], None]  # called with each group that is durable; must not raise
 
 
+class Writes(Protocol):
+    """What is written of a group, in threads. Every write may be repeated without harm."""
+
+    def write_sql(self, group: Sequence[Settled]) -> None: ...
+
+    def write_redis(self, group: Sequence[Settled]) -> None: ...
+
+
 class Settler:
     """Groups outcomes (at most ``group_max``, at most ``linger_s``) and commits one group after the other."""
 
     def __init__(
         self,
         bridge: Bridge,
-        records: Records,
+        records: Writes,
         failpoints: Failpoints,
         tally: OutcomeTally,
         *,
