@@ -42,9 +42,10 @@ INTERNAL_SURFACE = {
         "bucket.client", "errors", "feed.feeder", "feed.feeder_plan", "feed.leased_feed", "feed.queues", "feed.repair",
         "feed.routes", "feed.served", "feed.tracing", "feed.wire", "job.durations", "job.endpoints", "job.fallback",
         "job.lanes", "job.model_schema", "job.options", "job.repeats", "job.run_options", "job.sinks", "job.spec",
-        "jobfile", "outputs", "parts.growing", "pins", "schedules.due", "schedules.marks", "schedules.timetable", "settings",
-        "source_names", "sources", "sources.blobs.s3", "sources.of_feed", "sources.overrides", "storage", "tables.columns",
-        "tables.csv_form", "tables.database", "tables.growing_file", "tables.reading", "tables.write", "tally",
+        "jobfile", "outputs", "parts.growing", "pins", "prices.token_prices", "schedules.due",
+        "schedules.marks", "schedules.timetable", "settings", "source_names", "sources", "sources.blobs.s3",
+        "sources.of_feed", "sources.overrides", "storage",
+        "tables.columns", "tables.csv_form", "tables.database", "tables.growing_file", "tables.reading", "tables.write", "tally",
     },
     "penstock_workers": {
         "__main__", "amqp_address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",

@@ -55,7 +55,8 @@ def test_prices_come_from_the_settings_file(tmp_path: Path, monkeypatch: pytest.
     )
     monkeypatch.chdir(tmp_path)
     settings = ProducerSettings.load()
-    assert (settings.prices("fast").priced, settings.prices("default").priced) == (True, False)
+    assert settings.prices("fast").prices_of("m") is not None
+    assert settings.prices("default").prices_of("m") is None
 
 
 @pytest.mark.parametrize("lane", ["gpu", "embed"])

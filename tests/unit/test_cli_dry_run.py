@@ -64,7 +64,10 @@ def test_a_dry_run_shows_requests_counts_and_money(folder: Path) -> None:
 
 def test_a_dry_run_without_prices_says_how_to_give_them(folder: Path) -> None:
     """Money is not guessed at (D14)."""
-    assert "unknown without --usd-per-mtok-in" in CliRunner().invoke(command_line(), [*RUN, "--dry-run"]).output
+    assert (
+        "unknown, since no price of m is known here; give --usd-per-mtok-in"
+        in CliRunner().invoke(command_line(), [*RUN, "--dry-run"]).output
+    )
 
 
 def test_a_budget_without_prices_is_refused_before_anything_is_made(folder: Path) -> None:

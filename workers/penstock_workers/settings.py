@@ -129,14 +129,6 @@ class ProviderSettings(ProviderFacts):
             raise ValueError("give tpm (input and output together), or itpm and otpm (apart), not both")
         return self
 
-    def without_prices(self) -> Self:
-        """For lanes that host a model: their answers cost no provider's tokens."""
-        return self.model_copy(update={"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 0.0})
-
-    def cost_microusd(self, prompt_tokens: int | None, completion_tokens: int | None) -> int:
-        """Millionths of a dollar for one answered call: dollars per million tokens times tokens is just that."""
-        return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
-
 
 class CostSettings(BaseModel):
     """What a worker that hosts a model costs by the hour; its items share it by the time that they compute."""

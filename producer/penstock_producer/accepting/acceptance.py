@@ -38,9 +38,9 @@ def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
         _check_budget(spec, provider)
 
 
-def beyond_budget(budget_usd: float | None, estimated_usd: float) -> str | None:
-    """What to say where a job may cost more than its budget; None where it may not."""
-    if budget_usd is None or estimated_usd <= budget_usd:
+def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:
+    """What to say where a job may cost more than its budget; None where it may not. An unknown cost says nothing."""
+    if budget_usd is None or estimated_usd is None or estimated_usd <= budget_usd:
         return None
     return (
         f"the job may cost about {estimated_usd:.2g} USD, as its first documents say, and its budget is {budget_usd:g} USD: it "
@@ -48,7 +48,7 @@ def beyond_budget(budget_usd: float | None, estimated_usd: float) -> str | None:
     )
 
 
-def check_estimate(spec: JobSpec, estimated_usd: float) -> None:
+def check_estimate(spec: JobSpec, estimated_usd: float | None) -> None:
     """Raises SpecError for a job that may cost more than its budget, where it asks for that; else warns in the log."""
     words = beyond_budget(spec.budget_usd, estimated_usd)
     if words is None:
@@ -65,17 +65,20 @@ def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
     if has_own_model(spec.lane):
         why = f"{problem}: lane {spec.lane} runs a model of its own, which costs no money per token"
         raise SpecError([Problem("invalid_value", "/budget_usd", why, "leave it out, or give a deadline")])
-    if provider.priced:
+    if provider.prices_of(spec.model) is not None:
         return
     place = f"providers.{spec.provider}"
     variable = f"PENSTOCK_PROVIDERS__{spec.provider.upper()}__USD_PER_MTOK_IN"
+    model = spec.model or "MODEL"
     raise SpecError([
         Problem(
             "invalid_value",
             "/budget_usd",
-            f"{problem}: provider {spec.provider!r} has no prices here, so that every answer would count as free",
-            f"set {place}.usd_per_mtok_in and usd_per_mtok_out, in US dollars per million tokens, here and for the "
-            f"workers: in penstock.toml [{place}] usd_per_mtok_in = 0.15, usd_per_mtok_out = 0.60, or {variable}=0.15, "
-            "or --usd-per-mtok-in 0.15 --usd-per-mtok-out 0.60 of `penstock run`",
+            f"{problem}: no price of {f'model {spec.model!r} of ' if spec.model else ''}provider {spec.provider!r} is known "
+            "here, so that every answer would count as free",
+            f"set {place}.usd_per_mtok_in and usd_per_mtok_out, in US dollars per million tokens, here and for the workers: in "
+            f"penstock.toml [{place}] usd_per_mtok_in = 0.15, usd_per_mtok_out = 0.60, or {variable}=0.15, or for one model "
+            f'[{place}.prices."{model}"] input = 0.15, output = 0.60, or --usd-per-mtok-in 0.15 --usd-per-mtok-out 0.60 of '
+            "`penstock run`",
         )
     ])  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from penstock_producer.job.provider_facts import ProviderFacts
+from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
 
 __all__ = ["CHARS_PER_TOKEN", "DEFAULT_OUTPUT_TOKENS", "MTOK", "Estimate", "Measure"]
 
@@ -31,10 +31,12 @@ class Estimate(NamedTuple):
     tokens_out: int
     capped: bool  # whether every request says how long its answer may be, so that ``tokens_out`` is the most
 
-    def usd(self, prices: ProviderFacts) -> float:
-        return (
-            self.tokens_in * (prices.usd_per_mtok_in or 0.0) + self.tokens_out * (prices.usd_per_mtok_out or 0.0)
-        ) / MTOK
+    def usd(self, prices: ModelPrices | None, *, in_batch: bool = False) -> float | None:
+        """None where the price is unknown. A long request is not known from the sum: all count as short ones."""
+        if prices is None:
+            return None
+        short = prices.model_copy(update={"long": None})
+        return short.microusd(TokensUsed(self.tokens_in, self.tokens_out), in_batch=in_batch) / MTOK
 
 
 @dataclass(slots=True)

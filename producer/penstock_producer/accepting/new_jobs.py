@@ -71,7 +71,7 @@ class NewJobs:
         taken: TakenFiles | None = None,
     ) -> Job:
         """Of a source that was read whole. Raises SpecError before anything is spent, JobConflict and FilesTaken."""
-        check_estimate(spec, found.estimate.usd(self._settings.prices(spec.provider)))
+        check_estimate(spec, found.estimate.usd(self._settings.prices(spec.provider).prices_of(spec.model)))
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)
         shards = found.split_points.split(found.total, plan.feeders)

@@ -77,12 +77,12 @@ def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
 def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
     """Raises UnknownProvider, PricesMissing and EndpointRefused."""
     provider = settings.provider(spec.provider)
-    if spec.budget_usd is not None and not has_own_model(spec.lane) and not provider.priced:
-        raise PricesMissing(spec.provider, spec.budget_usd)
+    if spec.budget_usd is not None and not has_own_model(spec.lane) and provider.prices_of(spec.model) is None:
+        raise PricesMissing(spec.provider, spec.model, spec.budget_usd)
     refused = settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
     if refused is not None:  # the key of the fleet would go there
         raise EndpointRefused(refused)
-    return provider.without_prices() if has_own_model(spec.lane) else provider
+    return provider
 
 
 def flow_of(job_id: str, spec: JobSpec) -> Flow:
