@@ -511,6 +511,7 @@ def _given(spec: JobSpec) -> dict[str, Any]:
         if name in _FIRST_OPTIONS
         or (
             name not in _FIELDS_BESIDE_CONTENT
+            and value is not None  # of a release that had no such option
             and value != JobSpec.model_fields[name].get_default(call_default_factory=True)
         )
     }

@@ -27,6 +27,10 @@ from penstock_producer import Producer
             },
             "43675c179600fdba7bc8e187ca895566179bae883a4fa4eed3dd95e95e19e977",
         ),
+        (
+            {"prompt": "Sum up: {text}", "model": "m", "response_schema": {"type": "object"}},
+            "WITH_SCHEMA",
+        ),
     ],
 )
 def test_a_job_of_an_earlier_release_is_the_same_job_after_an_upgrade(
@@ -49,6 +53,7 @@ def test_an_option_that_is_given_counts(tmp_path: Path) -> None:
         {"compress_prompt": True},
         {"schema_repairs": 1},
         {"fallback": ["n"]},
+        {"response_format": "json_object"},
     ]
     with Producer(database_url=f"sqlite:///{tmp_path / 'ledger.db'}") as producer:
         first = producer.submit(source, plain).digest

@@ -83,7 +83,7 @@ def sampled(
         given=dataclasses.replace(
             request.given,
             source_or_none=str(source),
-            flags={**request.given.flags, **_SAID_BY_LINES, **_FOR_ALL},
+            flags={**request.given.flags, **_SAID_BY_LINES, **_FOR_ALL, "response_format": "none"},  # lines have theirs
         ),
     )
 

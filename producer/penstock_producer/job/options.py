@@ -174,6 +174,12 @@ _TABLE: Final = (
         form=FlagForm.FILE, metavar="FILE|MODULE:MODEL",
     ),
     Option(
+        "response_format",
+        "What each request that has no response_format of its own asks for: json_schema (the response_schema), json_object, none "
+        "(answers are checked only), or auto: the schema, where the endpoint has a field for it.",
+        "auto",
+    ),
+    Option(
         "schema_repairs",
         "How often a document is asked again, with its answer and what is wrong with it, when the answer does not satisfy "
         "response_schema; 0 repeats the request once as it was.",

@@ -17,6 +17,7 @@ from penstock_producer.prompts.truncate import NotText, cut_of, shortened
 from penstock_producer.rows import MISSING_FIELD
 from penstock_producer.sources.forms.row_words import bounded, columns_of, meant, too_large
 from penstock_producer.sources.forms.strict_json import RowFault, parse_value
+from penstock_producer.sources.media.kinds import holds_bytes
 from penstock_producer.tally import Tally
 
 __all__ = ["Asked", "Attachments", "asked_of"]
@@ -60,7 +61,7 @@ class RenderedPrompt:
         if named and media is None:
             fix = "name files, or push documents into an open job"
             raise SpecError([Problem("invalid_value", "/image_fields", "this source has no images and sounds", fix)])
-        self._media = media
+        self._media, self._named = media, named
         self._prompt = prompt
         self._language: Language = spec.template
         self._max_body_bytes = max_body_bytes
@@ -79,7 +80,7 @@ class RenderedPrompt:
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
         if self._is_plain:
             return bounded(self._build(self._rendered(record), params), self._max_body_bytes)
-        row, cut = self._shortened(record) if self._cuts else (record, [])
+        row, cut = self._shortened(self._texts_of(record)) if self._cuts else (self._texts_of(record), [])
         text = self._rendered(row)
         sent = compressed(text) if self._compresses else text
         content = sent if self._media is None else self._media.content(sent, record)
@@ -87,6 +88,19 @@ class RenderedPrompt:
         if cut or len(sent) < len(text):
             self._tally.note(cut, len(text) - len(sent))
         return body
+
+    def _texts_of(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The record without the content of images and sounds, which is no text. Raises RowFault."""
+        if self._media is None:
+            return record
+        content = [name for name in self._named if holds_bytes(record.get(name))]
+        for name in content:
+            if name in self._prompt.fields:
+                raise RowFault(
+                    "invalid_type", f"The prompt uses the column {name!r}, and this row holds bytes there, no text.",
+                    fix="leave it out of the prompt: images and sounds go behind it", field=name,
+                )  # fmt: skip
+        return {**record, **{name: _without_bytes(record[name]) for name in content}} if content else record
 
     def _check_cuts(self) -> None:
         """Raises SpecError for a column that the prompt does not have: its texts would be sent as they are."""
@@ -136,6 +150,10 @@ class RenderedPrompt:
                 f"prompt; columns here: {columns_of(record)}",
                 field=missing.name,
             ) from None
+
+
+def _without_bytes(value: Any) -> Any:
+    return {name: part for name, part in value.items() if name != "bytes"} if isinstance(value, dict) else None
 
 
 class MessagesColumn:
