@@ -404,7 +404,7 @@ class Producer:
             raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
         if self._borders is not None:
             self._borders.check(spec)
-        return spec
+        return spec.with_pinned_tokenizer()
 
     def _check_estimate(self, spec: JobSpec, estimate: Estimate) -> None:
         """Before anything is spent. Raises SpecError."""

@@ -38,6 +38,7 @@ _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
         "messages_field",
         "examples",
         "truncate",
+        "tokenizer",
         "compress_prompt",
         "image_fields",
         "audio_fields",

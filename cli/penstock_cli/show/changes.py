@@ -43,6 +43,15 @@ def asked_form(spec: JobSpec, documents: Iterable[Document]) -> Iterator[str]:
         yield "OpenAI refuses json_object where no message has the word JSON: say in the prompt which JSON is wanted"
 
 
+def token_limits(spec: JobSpec) -> Iterator[str]:
+    """What counts the tokens of limits in tokens; nothing where there are none."""
+    from penstock_producer.prompts.tokens import in_words
+    from penstock_producer.prompts.truncate import counts_tokens
+
+    if any(map(counts_tokens, spec.truncate.values())):
+        yield f"tokens of --truncate are counted {in_words(spec.tokenizer)}"
+
+
 def digest_of(examples: Sequence[Mapping[str, Any]]) -> str:
     """Tells one file of examples from another, however it is written."""
     return hashlib.sha256(json.dumps(examples, sort_keys=True).encode()).hexdigest()

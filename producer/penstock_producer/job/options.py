@@ -83,8 +83,14 @@ _TABLE: Final = (
     Option(
         "truncate",
         "Cut the text of a column before it goes into the prompt, e.g. text=8000 (characters: their beginning), text=8000:tail "
-        "(their end) or text=8000:ends (both); rows that were cut are counted.",
+        "(their end), text=8000:ends (both) or text=2000t (tokens); rows that were cut are counted.",
         form=FlagForm.PAIRS,
+    ),
+    Option(
+        "tokenizer",
+        "What counts the tokens of truncate: a tokenizer.json, or the folder of a model that has one, under the same path on "
+        "every machine; left out, they are estimated from characters.",
+        metavar="FILE",
     ),
     Option(
         "compress_prompt",

@@ -33,7 +33,8 @@ from penstock_producer.job.response_schema import schema_problems
 from penstock_producer.job.sinks import sink_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
-from penstock_producer.prompts.truncate import cut_of
+from penstock_producer.prompts.tokens import pinned
+from penstock_producer.prompts.truncate import counts_tokens, cut_of
 
 __all__ = ["JobSpec", "Overflow", "Priority"]
 
@@ -51,6 +52,7 @@ MAX_SCHEMA_REPAIRS = 10  # a model that is wrong so often about one document nee
 MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
 MAX_FEEDERS = 64  # one Redis takes what fewer of them publish; each is a row and a lease in the database
 MAX_QUERY_CHARS = 100_000  # of SQL
+MAX_TOKENIZER_CHARS = 4_096  # a path, and a digest
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
@@ -92,6 +94,7 @@ class JobSpec(BaseModel):
     truncate: dict[Column, Annotated[int, Field(strict=True)] | str] = Field(
         default_factory=dict, description=OPTIONS["truncate"].help
     )
+    tokenizer: str | None = _of("tokenizer", min_length=1, max_length=MAX_TOKENIZER_CHARS)
     compress_prompt: Annotated[bool, Field(strict=True)] = _of("compress_prompt")
     image_fields: Annotated[list[Column], Field(max_length=MAX_MEDIA_FIELDS)] = Field(
         default_factory=list, description=OPTIONS["image_fields"].help
@@ -168,6 +171,9 @@ class JobSpec(BaseModel):
         yield from self._without_prompt()
         if self.fallback_on and not self.fallback:
             yield Problem("invalid_value", "/fallback_on", "it needs models", "name one: fallback")
+        if self.tokenizer is not None and not any(map(counts_tokens, self.truncate.values())):
+            fix = "give a limit in tokens, as truncate text=2000t, or leave it out"
+            yield Problem("invalid_value", "/tokenizer", "there is nothing that it would count", fix)
         if self.table is not None and self.query is not None:
             fix = "keep one of them; a query may name the table"
             yield Problem("invalid_value", "/query", "a source is read by a table or by a query", fix)
@@ -317,6 +323,16 @@ class JobSpec(BaseModel):
     def falls_back_on(self) -> Collection[str]:
         """Reasons for which a document goes to the next model of ``fallback``."""
         return self.fallback_on or USUAL_REASONS
+
+    def with_pinned_tokenizer(self) -> Self:
+        """The same, with the digest of its tokenizer. Raises SpecError for a file that cannot be read here."""
+        if self.tokenizer is None:
+            return self
+        try:
+            return self.model_copy(update={"tokenizer": pinned(self.tokenizer)})
+        except ValueError as error:
+            problem = Problem("invalid_value", "/tokenizer", f"{seen(self.tokenizer)} is refused", str(error))
+            raise SpecError([problem]) from None
 
     def without_sinks(self) -> Self:
         """The same where the process that asks for it writes the results itself."""

@@ -195,6 +195,8 @@ class _Reader:
                 return None
         if name in FILES:
             return self._content(name, value)
+        if name == "tokenizer" and isinstance(value, str):
+            return self._path(value)
         if name == "response_schema" and isinstance(value, str):
             if is_model_path(value):
                 return self._model(name, value)

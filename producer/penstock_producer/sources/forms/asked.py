@@ -13,7 +13,8 @@ from penstock_producer.prompts.examples import example_messages
 from penstock_producer.prompts.languages import Language, Prompt, default_in, prompt_of
 from penstock_producer.prompts.messages import BadMessages, checked_messages
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
-from penstock_producer.prompts.truncate import NotText, cut_of, shortened
+from penstock_producer.prompts.tokens import counter_of
+from penstock_producer.prompts.truncate import NotText, counts_tokens, cut_of, shortened
 from penstock_producer.rows import MISSING_FIELD
 from penstock_producer.sources.forms.row_words import bounded, columns_of, meant, too_large
 from penstock_producer.sources.forms.strict_json import RowFault, parse_value
@@ -66,7 +67,8 @@ class RenderedPrompt:
         self._language: Language = spec.template
         self._max_body_bytes = max_body_bytes
         self._tally = tally
-        self._cuts = {name: cut_of(policy) for name, policy in spec.truncate.items()}
+        tokens = counter_of(spec.tokenizer) if any(map(counts_tokens, spec.truncate.values())) else None
+        self._cuts = {name: cut_of(policy, tokens) for name, policy in spec.truncate.items()}
         self._compresses = spec.compress_prompt
         self.required: tuple[str, ...] = (*prompt.required, *named)
         self.fields: tuple[str, ...] = (*prompt.fields, *named)
