@@ -6,7 +6,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from penstock_simulate import checks
-from penstock_simulate.choices import CERTIFICATES, CREDIT_ERRORS, WINDOWS, Crowded, HeaderStyle, Mode, RetryStyle, Structured
+from penstock_simulate.choices import (
+    CERTIFICATES,
+    CREDIT_ERRORS,
+    WINDOWS,
+    Crowded,
+    HeaderStyle,
+    Mode,
+    RetryStyle,
+    Structured,
+)
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.hostile import chosen
 from penstock_simulate.presets import PRESETS, Metering

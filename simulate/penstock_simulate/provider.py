@@ -125,7 +125,14 @@ class Provider:
 
     def _turned_away(self, call: Call) -> Refusal | None:
         """What is refused before limits are asked: the key, the demand, the request, the account, the crowd."""
-        return self._wrong_key(call) or self._demanded() or unreadable(call) or self._format(call) or self._no_money() or self._crowded()
+        return (
+            self._wrong_key(call)
+            or self._demanded()
+            or unreadable(call)
+            or self._format(call)
+            or self._no_money()
+            or self._crowded()
+        )
 
     def _wrong_key(self, call: Call) -> Refusal | None:
         if self._authorization is None or compare_digest((call.authorization or "").encode(), self._authorization):

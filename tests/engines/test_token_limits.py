@@ -12,8 +12,6 @@ from penstock_producer.prompts.tokens import counter_of
 from penstock_producer.rows import Document
 from penstock_producer.sources import open_source
 
-pytestmark = pytest.mark.engine
-
 TEXT = "Öl läuft aus; das Ventil 🜁 ist zu. " * 20
 
 

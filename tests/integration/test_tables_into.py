@@ -290,8 +290,14 @@ def test_the_id_may_have_a_column_of_another_name(ledger: Database, url: str, ta
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ("doc VARCHAR(20), body TEXT", r"has no column 'id' for the document's id \(its columns: doc, body\): name the one"),
-        ("id VARCHAR(20) PRIMARY KEY, body TEXT", r"has no column for what results have: add one of status, finish_reason"),
+        (
+            "doc VARCHAR(20), body TEXT",
+            r"has no column 'id' for the document's id \(its columns: doc, body\): name the one",
+        ),
+        (
+            "id VARCHAR(20) PRIMARY KEY, body TEXT",
+            r"has no column for what results have: add one of status, finish_reason",
+        ),
     ],
 )
 def test_a_table_that_lacks_columns_hears_which(

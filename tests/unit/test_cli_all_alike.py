@@ -134,7 +134,9 @@ def test_the_screen_says_early_that_all_fail_alike(ended: tuple[Producer, Job]) 
     assert so_far(ledger, job, producer._outcomes.counts(job.job_id)) is None
     producer._outcomes.settle([], letters[:1])
     (told,) = watch.look().reasons
-    assert told.startswith("the first 10 documents all failed alike (404, answer_cut): finish_reason length; answers end")
+    assert told.startswith(
+        "the first 10 documents all failed alike (404, answer_cut): finish_reason length; answers end"
+    )
     assert "--param max_tokens=" in told
     producer._outcomes.settle([Result(ItemKey(job.job_id, 1, "a"), 200, b"{}", "r", "m", "stop", 1, 1, 0, 1, 1, 1)], [])
     assert so_far(ledger, job, producer._outcomes.counts(job.job_id)) is None

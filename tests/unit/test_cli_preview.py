@@ -117,7 +117,7 @@ def test_what_requests_say_of_their_answers_is_shown(folder: Path) -> None:
     assert '"name": "answer"' in done.output
     assert "requests without a response_format get json_schema: without strict, as $ allows other fields" in done.output
     without = CliRunner().invoke(command_line(), [*typed, "--response-format", "none"]).output
-    assert "checked against response_schema, and requests do not ask for it: --response-format none" in without
+    assert "requests get no response_format from the job (--response-format none); answers are checked" in without
     loose = CliRunner().invoke(command_line(), [*typed, "--response-format", "json_object"]).output
     assert "say in the prompt which JSON is wanted" in loose
     wanting = [*typed, "--response-format", "json_object", "--prompt", "As JSON: {text}"]

@@ -281,7 +281,7 @@ def test_a_fault_is_said_where_it_was_written(whole: Path) -> None:
     whole.write_text(WHOLE.replace("max_bad_rows: 2%", "max_bad_rows: some"))
     typed = CliRunner().invoke(command_line(), ["submit", str(whole), "--max-attempts", "0"])
     lines = str(typed.exception).splitlines()
-    assert [line for line in lines if line.startswith("--max-attempts: 0 is refused")]
+    assert [line for line in lines if line.strip().startswith("--max-attempts: 0 is refused")]
     assert [line for line in lines if f"{whole} line 6, field max_bad_rows: 'some' is refused" in line]
 
 
@@ -365,4 +365,6 @@ def test_a_misspelt_prompt_makes_no_further_mistakes(tmp_path: Path) -> None:
 def test_options_that_do_not_fit_together_are_told_together(tmp_path: Path) -> None:
     """Each of them, where every field is right by itself."""
     told = refusal(tmp_path, "system: hi\nfallback_on: [timeout]\nescape_formulas: true\n")
-    assert [word in told for word in ("3 mistakes", "needs a prompt", "it needs models", "escape_formulas")] == [True] * 4
+    assert [word in told for word in ("3 mistakes", "needs a prompt", "it needs models", "escape_formulas")] == [
+        True
+    ] * 4

@@ -29,7 +29,7 @@ from penstock_producer import Producer
         ),
         (
             {"prompt": "Sum up: {text}", "model": "m", "response_schema": {"type": "object"}},
-            "WITH_SCHEMA",
+            "1e5b19094e3b507fa4580356b532ef5385a337a9ce50e4a3b9678ebd5314eee3",
         ),
     ],
 )

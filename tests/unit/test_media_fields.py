@@ -342,7 +342,9 @@ def test_rows_with_large_images_are_decoded_a_few_at_a_time(folder: Path, monkey
     """Never a thousand of them at once: a batch is bounded by its bytes."""
     monkeypatch.setattr("penstock_producer.sources.readers.columnar.BATCH_BYTES", 10_000)
     monkeypatch.setattr("penstock_producer.sources.readers.columnar_source.PIECE_BYTES", 3_000)
-    source = open_source(table(folder, "parquet", [{"bytes": PNG + os.urandom(1_000), "path": None} for _ in range(100)]), SPEC)
+    source = open_source(
+        table(folder, "parquet", [{"bytes": PNG + os.urandom(1_000), "path": None} for _ in range(100)]), SPEC
+    )
     sizes = [batch.num_rows for batch in source._batches(0)]  # type: ignore[attr-defined]  # what is held at a time
     assert sum(sizes) == 100
     assert max(sizes) <= 10

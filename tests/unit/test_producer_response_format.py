@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from penstock_producer.errors import SpecError
+from penstock_producer.job.response_format import format_asked
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources.forms.row_forms import form_of
 
@@ -22,7 +23,10 @@ STRICT: dict[str, Any] = {
     "required": ["label", "tags", "note"],
     "additionalProperties": False,
     "$defs": {
-        "Tag": {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "required": ["n"], "additionalProperties": False},
+        "Tag": {
+            "type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "required": ["n"],
+            "additionalProperties": False,
+        },
     },
 }  # fmt: skip
 PLAIN = {"prompt": "Label: {text}", "model": "m"}
@@ -52,8 +56,7 @@ def test_the_schema_goes_with_each_request() -> None:
         ({"properties": STRICT["properties"] | {"note": {"type": "array"}}}, "$.note does not say what its items are"),
         ({"properties": STRICT["properties"] | {"note": {"type": "string", "format": "uri"}}}, "the format uri"),
         ({"$defs": {"Tag": {"type": "object"}}}, "$/$defs/Tag allows other fields"),
-        ({"$defs": {"Tag": {"$ref": "#/$defs/Other", "description": "x"}}}, "more than its $ref"),
-        ({"properties": {f"f{n}": {"type": "null"} for n in range(5_001)}}, "$.f0 is not required"),
+        ({"$defs": {"Tag": {"$ref": "#/$defs/Tag", "description": "x"}}}, "more than its $ref"),
     ],
 )
 def test_a_schema_beyond_the_strict_subset_is_sent_without_strict(changed: dict[str, Any], why: str) -> None:
@@ -72,11 +75,9 @@ def test_a_field_named_like_a_keyword_is_a_field() -> None:
 
 
 def test_very_large_schemas_are_not_strict() -> None:
-    """Beyond the number of fields that a strict schema may have."""
-    fields = {f"f{number}": {"type": "null"} for number in range(5_001)}
+    """Beyond the number of values that a strict schema may have."""
+    fields = {name: {"enum": [f"{name}{number}" for number in range(600)]} for name in "ab"}
     schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
-    from penstock_producer.job.response_format import format_asked
-
     found = format_asked("auto", schema, endpoint="/v1/chat/completions", lane="api", params=())
     assert "larger or deeper" in found.why
 
@@ -127,16 +128,21 @@ def test_a_lane_with_its_own_model_takes_any_schema() -> None:
 
 def test_any_json_object_can_be_asked_for() -> None:
     """For providers that take no schemas."""
-    assert sent(**PLAIN, response_schema=STRICT, response_format="json_object")["response_format"] == {"type": "json_object"}
+    assert sent(**PLAIN, response_schema=STRICT, response_format="json_object")["response_format"] == {
+        "type": "json_object"
+    }
     assert sent(**PLAIN, response_format="json_object")["response_format"] == {"type": "json_object"}
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"response_format": "yaml"}, "'yaml' is refused. Fix: give one of auto, json_schema, json_object, none"),
+        ({"response_format": "yaml"}, "'yaml' is refused; give one of auto, json_schema, json_object, none"),
         ({"response_format": "json_schema"}, "there is no schema to ask for"),
-        ({"response_format": "json_object", "endpoint": "/v1/embeddings"}, "/v1/embeddings has no parameter response_format"),
+        (
+            {"response_format": "json_object", "endpoint": "/v1/embeddings"},
+            "/v1/embeddings has no parameter response_format",
+        ),
         ({"response_format": "json_object", "params": {"response_format": OWN}}, "keep one of them"),
     ],
 )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from array import array
+from datetime import date
 from math import hypot
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
 from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS
 from penstock_simulate.config import SimulatorConfig
@@ -87,16 +89,19 @@ class Part(BaseModel):
     next: Part | None
 
 
+Label = Literal["a", "b"]
+
+
 class Ticket(BaseModel):
     """With what models are written with."""
 
-    label: Literal["a", "b"]
+    label: Label
     on: date
     score: float = Field(gt=2, multiple_of=5)
     share: int = Field(le=-3)
     parts: list[Part]
     pair: tuple[int, str]
-    more: dict[str, int] = {}
+    more: dict[str, int]
 
 
 def test_an_answer_fits_the_schema_of_a_model() -> None:
@@ -129,7 +134,9 @@ def json_schema(schema: dict[str, Any], *, strict: bool = False) -> dict[str, An
         ("none", {"type": "text"}, None),
     ],
 )
-def test_formats_are_refused_as_providers_refuse_them(structured: str, wanted: dict[str, Any], told: str | None) -> None:
+def test_formats_are_refused_as_providers_refuse_them(
+    structured: str, wanted: dict[str, Any], told: str | None
+) -> None:
     """With a 400 that names response_format, by what the provider takes and by OpenAI's rules for strict schemas."""
     reply = ask(Provider(SimulatorConfig(structured=structured)), chat(response_format=wanted))
     assert reply.status == (200 if told is None else 400)

@@ -70,7 +70,9 @@ async def settled() -> None:
     await asyncio.sleep(0.001)
 
 
-NO_FORMAT = Failure("bad_request", "HTTP 400: Invalid parameter: 'response_format' of type 'json_schema' is not supported", 400)
+NO_FORMAT = Failure(
+    "bad_request", "HTTP 400: Invalid parameter: 'response_format' of type 'json_schema' is not supported", 400
+)
 
 
 def test_a_provider_that_takes_no_schemas_pauses_the_job_with_the_fix() -> None:

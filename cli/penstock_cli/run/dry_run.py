@@ -52,7 +52,12 @@ def show(
     for document in documents[:SHOWN]:
         body = one_line(document.body.decode("utf-8", "replace"), SHOWN_CHARS)
         console.print(f"  {safe(document.doc_id)}  {body}", soft_wrap=True)
-    told = (*_feeders(found, spec), *asked_form(spec, documents), *changes(tally.cut, saved_tokens(tally)), *token_limits(spec))
+    told = (
+        *_feeders(found, spec),
+        *asked_form(spec, documents),
+        *changes(tally.cut, saved_tokens(tally)),
+        *token_limits(spec),
+    )
     told += tuple(_lines(found.estimate, provider))
     for line in told:
         console.print(line, soft_wrap=True)

@@ -300,9 +300,9 @@ class Fleet:
         self._progress.hint(HURRIES)
         self._progress.note(
             "stopping:",
-            f"nothing new is asked, and {documents} with the workers may still be answered, within {duration(left_s)}; the others "
-            "wait for the resume. Ctrl-C again ends at once: answers that are on their way then are paid for and lost, and asked "
-            f"for again on resume.{self._no_room()}",
+            f"nothing new is asked, and {documents} with the workers may still be answered, within {duration(left_s)}; the "
+            "others wait for the resume. Ctrl-C again ends at once: answers that are on their way then are paid for, lost, and "
+            f"asked for again on resume.{self._no_room()}",
         )
 
     def _no_room(self) -> str:

@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 __all__ = ["fix_of"]
 
-_REQUEST: Final = "correct what the provider names: penstock preview shows the requests, and dlq replay --set NAME=VALUE sends others"
+_REQUEST: Final = (
+    "correct what the provider names: penstock preview shows the requests, and dlq replay --set NAME=VALUE sends others"
+)
 _SERVER: Final = "the provider fails at each of them: see how it is, then replay them (penstock dlq replay)"
 _ENGINE: Final = "the worker's log has what the engine said"
 _FIXES: Final[Mapping[str, str]] = {
     "bad_request": _REQUEST,
     "unprocessable": _REQUEST,
-    "context_overflow": "cut the columns that are long (--truncate), or name a model with a longer context (dlq replay --set model=…)",
+    "context_overflow": "cut the columns that are long (--truncate), or name a model with a longer context "
+    "(dlq replay --set model=…)",
     "request_too_large": "cut the columns that are long (--truncate), or send less with each document",
     "content_filter": "the provider's policy refuses them: reword the prompt, or name another model (--fallback)",
     "answer_cut": "answers end before they are whole: raise max_tokens (--param max_tokens=…), or ask for shorter ones",

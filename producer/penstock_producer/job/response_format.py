@@ -51,7 +51,7 @@ class AskedFormat(NamedTuple):
     def in_words(self) -> str:
         """For those that look at a job before it starts."""
         if self.format is None:
-            return f"answers are checked against response_schema, and requests do not ask for it: {self.why}"
+            return f"requests get no response_format from the job ({self.why}); answers are checked all the same"
         return f"requests without a response_format get {self.format['type']}: {self.why}"
 
 
@@ -108,7 +108,12 @@ def _beyond_strict(schema: Mapping[str, Any]) -> Iterator[str]:
         listed = _list(part.get("enum"))
         fields, values = fields + len(names), values + len(listed)
         chars += sum(map(len, names)) + sum(len(value) for value in listed if isinstance(value, str))
-        if depth > STRICT_DEPTH_MAX or fields > STRICT_FIELDS_MAX or values > STRICT_VALUES_MAX or chars > STRICT_CHARS_MAX:
+        if (
+            depth > STRICT_DEPTH_MAX
+            or fields > STRICT_FIELDS_MAX
+            or values > STRICT_VALUES_MAX
+            or chars > STRICT_CHARS_MAX
+        ):
             yield "it is larger or deeper than strict schemas may be"
             return
         stack += [(inner, f"{at}{step}", depth + deeper) for inner, step, deeper in _parts(part)]

@@ -141,10 +141,9 @@ class JobSpec(BaseModel):
     @classmethod
     def _explain(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         spec = _each_field_checked(data, handler)
-        problems = list(spec._param_problems() if info.context is not ACCEPTED else ())
-        if info.context is not ALONE:
-            problems += spec._together_problems()
-            problems += () if info.context is ACCEPTED else spec._new_problems()
+        if info.context is ALONE:
+            return spec
+        problems = [*spec._together_problems(), *(() if info.context is ACCEPTED else spec._new_problems())]
         if problems:
             raise SpecError(problems)
         return spec
@@ -162,10 +161,6 @@ class JobSpec(BaseModel):
     def takes_records(self) -> bool:
         """Whether the rows of the source are plain records; they are OpenAI Batch lines otherwise."""
         return self.prompt is not None or self.messages_field is not None
-
-    def _param_problems(self) -> Iterable[Problem]:
-        yield from param_problems(self.params, self.endpoint)
-        yield from param_name_problems(self.param_fields, self.endpoint, "/param_fields")
 
     def _together_problems(self) -> Iterable[Problem]:
         yield from self._without_prompt()
@@ -234,6 +229,25 @@ class JobSpec(BaseModel):
         if problems:
             raise SpecError(problems)
         return truncate
+
+    @field_validator("params")
+    @classmethod
+    def _check_params(cls, params: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        endpoint = info.data.get("endpoint")  # None where that is unusable itself
+        problems = [] if info.context is ACCEPTED or endpoint is None else list(param_problems(params, endpoint))
+        if problems:
+            raise SpecError(problems)
+        return params
+
+    @field_validator("param_fields")
+    @classmethod
+    def _check_param_fields(cls, columns: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        endpoint = info.data.get("endpoint")
+        known = info.context is ACCEPTED or endpoint is None
+        problems = [] if known else list(param_name_problems(columns, str(endpoint), "/param_fields"))
+        if problems:
+            raise SpecError(problems)
+        return columns
 
     @field_validator("encoding")
     @classmethod

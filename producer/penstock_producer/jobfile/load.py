@@ -156,7 +156,8 @@ class _Reader:
         if not secrets:
             self._read_options()
         source, job = (self._text("source"), self._text("job")) if not secrets else (None, None)
-        run = None if secrets else self._run()
+        misnamed = any(problem.pointer.startswith("/run/") for problem in self._problems)  # its values may be secrets
+        run = None if secrets or misnamed else self._run()
         if run is None or self._problems:
             raise SpecError(self._problems if secrets else self._all_problems())
         return source and self._path(source), job, self._options, run, self._root, self._written

@@ -22,7 +22,9 @@ KEPT: Final = 4  # tokenizers in memory; a job has one
 PIN: Final = "#sha256="
 ASCII_CHARS: Final = 4  # for each token: what English text comes to with the tokenizers of today
 OTHER_BYTES: Final = 3  # of UTF-8, in texts with other letters: 1.5 letters of Cyrillic or Greek, one sign of Chinese
-ESTIMATED: Final = f"by estimate: {ASCII_CHARS} characters of plain English for a token, {OTHER_BYTES} bytes of other texts"
+ESTIMATED: Final = (
+    f"by estimate: {ASCII_CHARS} characters of plain English for a token, {OTHER_BYTES} bytes of other texts"
+)
 
 
 class TokenCounter(Protocol):
@@ -119,4 +121,6 @@ def _read(path: Path) -> bytes:
             raise ValueError(f"{path} has {size} bytes, and {MAX_FILE_BYTES} are read; name the {FILE} of a model")
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); name the {FILE} of a model, or its folder") from error
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}); name the {FILE} of a model, or its folder"
+        ) from error

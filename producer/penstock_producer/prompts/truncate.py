@@ -12,7 +12,9 @@ __all__ = ["Cut", "NotText", "counts_tokens", "cut_of", "shortened"]
 
 MARK: Final = " […] "  # stands where the middle was; it counts
 MARK_TOKENS: Final = 4  # at most, with the tokenizers of today
-_POLICY: Final = re.compile(r"(?P<most>[1-9]\d{0,8})(?P<unit> ?t(?:ok(?:ens?)?)?)?(?::(?P<keep>head|tail|ends))?", re.ASCII)
+_POLICY: Final = re.compile(
+    r"(?P<most>[1-9]\d{0,8})(?P<unit> ?t(?:ok(?:ens?)?)?)?(?::(?P<keep>head|tail|ends))?", re.ASCII
+)
 
 
 class NotText(TypeError):

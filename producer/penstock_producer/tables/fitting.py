@@ -91,14 +91,12 @@ def _names(existing: _Table, table: Table) -> dict[int, str]:
     }
     if existing.id_column not in existing.columns:
         raise existing.unfit(
-            f"has no column {existing.id_column!r} for the document's id (its columns: {_listed(existing.columns)}): name the one "
-            "that has it by --into-id, add it as primary key, or name another table"
+            f"has no column {existing.id_column!r} for the document's id (its columns: {_listed(existing.columns)}): name the "
+            "one that has it by --into-id, add it as primary key, or name another table"
         )
     if not names:
-        raise existing.unfit(
-            f"has no column for what results have: add one of {_listed(column.name for column in table.columns if column.name != ID)}, "
-            "or name another table"
-        )
+        others = _listed(column.name for column in table.columns if column.name != ID)
+        raise existing.unfit(f"has no column for what results have: add one of {others}, or name another table")
     return {at_id: existing.id_column} | names
 
 

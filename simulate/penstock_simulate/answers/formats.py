@@ -18,7 +18,9 @@ def refused_format(body: Mapping[str, Any], takes: Structured) -> Refusal | None
         return None
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     if kind not in _KINDS:
-        return invalid(f"Invalid value: 'response_format.type' must be one of {', '.join(_KINDS)}.", "response_format.type")
+        return invalid(
+            f"Invalid value: 'response_format.type' must be one of {', '.join(_KINDS)}.", "response_format.type"
+        )
     if kind != "text" and (takes is Structured.NONE or (takes is Structured.JSON_OBJECT and kind == "json_schema")):
         message = f"Invalid parameter: 'response_format' of type '{kind}' is not supported with this model."
         return invalid(message, "response_format")
@@ -59,7 +61,10 @@ def _not_strict(schema: dict[str, Any]) -> str | None:
             if part.get("additionalProperties") is not False:
                 return "In context=(), 'additionalProperties' is required to be supplied and to be false."
             if set(fields) != set(part.get("required") or ()):
-                return "In context=(), 'required' is required to be supplied and to be an array including every key in properties."
+                return (
+                    "In context=(), 'required' is required to be supplied and to be an array including every key in "
+                    "properties."
+                )
             stack += fields.values()
         stack += [part[name] for name in ("items", "anyOf") if name in part]
         stack += (part.get("$defs") or {}).values()

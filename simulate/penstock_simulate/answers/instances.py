@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 DEPTH: Final = 8  # objects, arrays and references inside one another that are filled; deeper ones are null
+ENDING: Final = 4  # from here on what may be null or empty is: schemas may refer to themselves
 ITEMS: Final = 1_000  # of one array, whatever it asks for
 TEXTS: Final[Mapping[str, str]] = {
     "date-time": "2026-01-01T00:00:00Z", "date": "2026-01-01", "time": "00:00:00Z", "duration": "P1D",
@@ -40,7 +41,7 @@ class _Writer:
             return schema["enum"][len(self._text) % len(schema["enum"])]
         for union in ("anyOf", "oneOf"):
             if schema.get(union):
-                return self.of(schema[union][0], depth)
+                return self.of(_chosen(schema[union], depth), depth)
         for part in schema.get("allOf") or ():
             schema = {**schema, **self._resolved(part)}
         kind = schema.get("type")
@@ -68,7 +69,8 @@ class _Writer:
 
     def _array(self, schema: dict[str, Any], depth: int) -> list[Any]:
         first = [self.of(part, depth - 1) for part in schema.get("prefixItems") or ()]
-        least = min(max(1, schema.get("minItems", 1)), schema.get("maxItems", ITEMS), ITEMS)
+        wanted = max(0 if depth <= ENDING else 1, schema.get("minItems", 0))
+        least = min(wanted, schema.get("maxItems", ITEMS), ITEMS)
         missing = max(0, least - len(first)) if "items" in schema or not first else 0
         return [*first, *[self.of(schema.get("items"), depth - 1)] * missing]
 
@@ -82,6 +84,11 @@ class _Writer:
         for name in reference.removeprefix("#").split("/")[1:]:
             found = found.get(name) if isinstance(found, dict) else None
         return found
+
+
+def _chosen(alternatives: list[Any], depth: int) -> Any:
+    nothing = {"type": "null"}
+    return nothing if depth <= ENDING and nothing in alternatives else alternatives[0]
 
 
 def _number(kind: str, schema: dict[str, Any]) -> float:

@@ -97,9 +97,9 @@ class ColumnarSource(PinnedRows):
             if isinstance(record, RowFault):
                 raise record
             media = self._form.media_columns
-            doc_id, body = self._form.read({
-                name: _plain(value, name, takes_bytes=name in media) for name, value in record.items()
-            })
+            doc_id, body = self._form.read(
+                {name: _plain(value, name, takes_bytes=name in media) for name, value in record.items()}
+            )
         except RowFault as fault:
             return self._bad(number, fault, cursor)
         return Document(doc_id, body, position, number, cursor)
