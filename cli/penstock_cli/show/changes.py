@@ -45,11 +45,8 @@ def asked_form(spec: JobSpec, documents: Iterable[Document]) -> Iterator[str]:
 
 def token_limits(spec: JobSpec) -> Iterator[str]:
     """What counts the tokens of limits in tokens; nothing where there are none."""
-    from penstock_producer.prompts.tokens import in_words
-    from penstock_producer.prompts.truncate import counts_tokens
-
-    if any(map(counts_tokens, spec.truncate.values())):
-        yield f"tokens of --truncate are counted {in_words(spec.tokenizer)}"
+    if spec.tokens_counted is not None:
+        yield f"tokens of --truncate are counted {spec.tokens_counted}"
 
 
 def digest_of(examples: Sequence[Mapping[str, Any]]) -> str:

@@ -33,7 +33,7 @@ from penstock_producer.job.response_schema import schema_problems
 from penstock_producer.job.sinks import sink_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
-from penstock_producer.prompts.tokens import pinned
+from penstock_producer.prompts.tokens import in_words, pinned
 from penstock_producer.prompts.truncate import counts_tokens, cut_of
 
 __all__ = ["JobSpec", "Overflow", "Priority"]
@@ -166,7 +166,7 @@ class JobSpec(BaseModel):
         yield from self._without_prompt()
         if self.fallback_on and not self.fallback:
             yield Problem("invalid_value", "/fallback_on", "it needs models", "name one: fallback")
-        if self.tokenizer is not None and not any(map(counts_tokens, self.truncate.values())):
+        if self.tokenizer is not None and self.tokens_counted is None:
             fix = "give a limit in tokens, as truncate text=2000t, or leave it out"
             yield Problem("invalid_value", "/tokenizer", "there is nothing that it would count", fix)
         if self.table is not None and self.query is not None:
@@ -337,6 +337,11 @@ class JobSpec(BaseModel):
     def falls_back_on(self) -> Collection[str]:
         """Reasons for which a document goes to the next model of ``fallback``."""
         return self.fallback_on or USUAL_REASONS
+
+    @property
+    def tokens_counted(self) -> str | None:
+        """By what limits in tokens are counted, in words; None where there are none."""
+        return in_words(self.tokenizer) if any(map(counts_tokens, self.truncate.values())) else None
 
     def with_pinned_tokenizer(self) -> Self:
         """The same, with the digest of its tokenizer. Raises SpecError for a file that cannot be read here."""

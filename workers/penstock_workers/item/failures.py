@@ -20,7 +20,7 @@ from penstock_ratelimit import Signal, classify
 from penstock_ratelimit.for_penstock import DETAIL_CHARS, MAX_TOKENS_BELIEVED, is_page
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 
-__all__ = ["ASTRAY"]
+__all__ = ["ASTRAY", "refuses_format"]
 
 
 class RefusedAnswer(NamedTuple):

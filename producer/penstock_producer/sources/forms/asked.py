@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from penstock_producer.errors import Problem, SpecError
@@ -14,11 +14,10 @@ from penstock_producer.prompts.languages import Language, Prompt, default_in, pr
 from penstock_producer.prompts.messages import BadMessages, checked_messages
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
 from penstock_producer.prompts.tokens import counter_of
-from penstock_producer.prompts.truncate import NotText, counts_tokens, cut_of, shortened
+from penstock_producer.prompts.truncate import NotText, cut_of, shortened
 from penstock_producer.rows import MISSING_FIELD
 from penstock_producer.sources.forms.row_words import bounded, columns_of, meant, too_large
 from penstock_producer.sources.forms.strict_json import RowFault, parse_value
-from penstock_producer.sources.media.kinds import holds_bytes
 from penstock_producer.tally import Tally
 
 __all__ = ["Asked", "Attachments", "asked_of"]
@@ -43,6 +42,10 @@ class Attachments(Protocol):
         """The parts of a chat message. Raises RowFault."""
         ...
 
+    def texts(self, record: Mapping[str, Any], used: Collection[str]) -> Mapping[str, Any]:
+        """The row as a prompt that uses these columns may have it: without contents. Raises RowFault."""
+        ...
+
 
 def asked_of(spec: JobSpec, max_body_bytes: int, tally: Tally, media: Attachments | None) -> Asked:
     """Raises SpecError when the spec cannot make requests out of plain records."""
@@ -62,12 +65,12 @@ class RenderedPrompt:
         if named and media is None:
             fix = "name files, or push documents into an open job"
             raise SpecError([Problem("invalid_value", "/image_fields", "this source has no images and sounds", fix)])
-        self._media, self._named = media, named
+        self._media = media
         self._prompt = prompt
         self._language: Language = spec.template
         self._max_body_bytes = max_body_bytes
         self._tally = tally
-        tokens = counter_of(spec.tokenizer) if any(map(counts_tokens, spec.truncate.values())) else None
+        tokens = None if spec.tokens_counted is None else counter_of(spec.tokenizer)
         self._cuts = {name: cut_of(policy, tokens) for name, policy in spec.truncate.items()}
         self._compresses = spec.compress_prompt
         self.required: tuple[str, ...] = (*prompt.required, *named)
@@ -82,7 +85,8 @@ class RenderedPrompt:
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
         if self._is_plain:
             return bounded(self._build(self._rendered(record), params), self._max_body_bytes)
-        row, cut = self._shortened(self._texts_of(record)) if self._cuts else (self._texts_of(record), [])
+        texts = record if self._media is None else self._media.texts(record, self._prompt.fields)
+        row, cut = self._shortened(texts) if self._cuts else (texts, [])
         text = self._rendered(row)
         sent = compressed(text) if self._compresses else text
         content = sent if self._media is None else self._media.content(sent, record)
@@ -90,19 +94,6 @@ class RenderedPrompt:
         if cut or len(sent) < len(text):
             self._tally.note(cut, len(text) - len(sent))
         return body
-
-    def _texts_of(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The record without the content of images and sounds, which is no text. Raises RowFault."""
-        if self._media is None:
-            return record
-        content = [name for name in self._named if holds_bytes(record.get(name))]
-        for name in content:
-            if name in self._prompt.fields:
-                raise RowFault(
-                    "invalid_type", f"The prompt uses the column {name!r}, and this row holds bytes there, no text.",
-                    fix="leave it out of the prompt: images and sounds go behind it", field=name,
-                )  # fmt: skip
-        return {**record, **{name: _without_bytes(record[name]) for name in content}} if content else record
 
     def _check_cuts(self) -> None:
         """Raises SpecError for a column that the prompt does not have: its texts would be sent as they are."""
@@ -152,10 +143,6 @@ class RenderedPrompt:
                 f"prompt; columns here: {columns_of(record)}",
                 field=missing.name,
             ) from None
-
-
-def _without_bytes(value: Any) -> Any:
-    return {name: part for name, part in value.items() if name != "bytes"} if isinstance(value, dict) else None
 
 
 class MessagesColumn:

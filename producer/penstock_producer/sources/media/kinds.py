@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-__all__ = ["AUDIO", "IMAGE", "Kind", "holds_bytes", "kind_of", "refusal_of"]
+__all__ = ["AUDIO", "IMAGE", "Kind", "kind_of", "refusal_of"]
 
 IMAGE: Final = "image"
 AUDIO: Final = "audio"
@@ -55,10 +55,3 @@ def refusal_of(data: bytes, modality: str) -> tuple[str, str] | None:
         return "It is SVG, a program that models do not take.", "convert it to PNG"
     what = "empty" if not data else f"none of them by its first bytes ({data[:8].hex(' ')})"
     return f"An {modality} is {wanted}, and this is {what}.", f"convert it to {wanted}"
-
-
-def holds_bytes(value: Any) -> bool:
-    """Whether a column of images or sounds has their content, which is no text for a prompt."""
-    if isinstance(value, list):
-        return any(map(holds_bytes, value))
-    return isinstance(value.get("bytes") if isinstance(value, dict) else value, bytes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -52,6 +52,17 @@ class MediaParts:
                 left -= _size(parts[-1])
         return parts
 
+    def texts(self, record: Mapping[str, Any], used: Collection[str]) -> Mapping[str, Any]:
+        """The row without the content of images and sounds, which is no text for a prompt. Raises RowFault."""
+        content = [name for name, _ in self._fields if _holds_bytes(record.get(name))]
+        for name in content:
+            if name in used:
+                raise RowFault(
+                    "invalid_type", f"The prompt uses the column {name!r}, and this row holds bytes there, no text.",
+                    fix="leave it out of the prompt: images and sounds go behind it", field=name,
+                )  # fmt: skip
+        return {**record, **{name: _without_bytes(record[name]) for name in content}} if content else record
+
     def _part(self, where: str | bytes, modality: str, field: str, left: int) -> dict[str, Any]:
         if isinstance(where, bytes):
             return _inlined(_bounded(where, self._most(left, field), field), where, modality, field)
@@ -79,6 +90,16 @@ def media_of(spec: JobSpec, places: MediaPlaces | None, max_body_bytes: int) -> 
     if not spec.image_fields and not spec.audio_fields:
         return None
     return MediaParts(spec.image_fields, spec.audio_fields, places or MediaPlaces(), max_body_bytes)
+
+
+def _holds_bytes(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_holds_bytes, value))
+    return isinstance(value.get("bytes") if isinstance(value, dict) else value, bytes)
+
+
+def _without_bytes(value: Any) -> Any:
+    return {name: part for name, part in value.items() if name != "bytes"} if isinstance(value, dict) else None
 
 
 def _inlined(data: bytes, where: str | bytes, modality: str, field: str) -> dict[str, Any]:
