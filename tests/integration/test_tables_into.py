@@ -190,7 +190,7 @@ def test_an_own_table_gets_the_columns_that_it_has(ledger: Database, url: str, t
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        ("id TEXT PRIMARY KEY, body TEXT", "add them"),
+        ("id TEXT PRIMARY KEY, body TEXT", "has no column for what results have"),
         ("text TEXT", "'id'"),
         ("id TEXT, text TEXT", "unique constraint"),
         ("id TEXT, text TEXT, UNIQUE (id, text)", "unique constraint"),

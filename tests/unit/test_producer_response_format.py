@@ -29,7 +29,7 @@ STRICT: dict[str, Any] = {
         },
     },
 }  # fmt: skip
-PLAIN = {"prompt": "Label: {text}", "model": "m"}
+PLAIN: dict[str, Any] = {"prompt": "Label: {text}", "model": "m"}
 ROW = {"id": "1", "text": "x"}
 
 

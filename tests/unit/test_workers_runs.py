@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 from attempts import make_attempt
@@ -28,7 +29,7 @@ Weighed = asyncio.Task[Parked | None]
 class Job:
     """One job's requests, as a runner tells of them."""
 
-    def __init__(self, runs: Runs, name: str = "job", **spec: object) -> None:
+    def __init__(self, runs: Runs, name: str = "job", **spec: Any) -> None:
         self._runs, self._name, self._spec = runs, name, spec
 
     def attempt(self, sent_at: float | None = None) -> Attempt:
@@ -96,7 +97,7 @@ def test_a_provider_that_takes_no_schemas_pauses_the_job_with_the_fix() -> None:
         (Failure("bad_request", "HTTP 400: no such message", 400), {"response_schema": {"type": "object"}}),
     ],
 )
-def test_other_400s_are_the_documents_own(failure: Failure, spec: dict[str, object]) -> None:
+def test_other_400s_are_the_documents_own(failure: Failure, spec: dict[str, Any]) -> None:
     """A format that a line brings itself, and a 400 about something else, cost their document only."""
 
     async def body(runs: Runs) -> None:

@@ -281,9 +281,10 @@ class JobSpec(BaseModel):
     def _format_problems(self) -> Iterable[Problem]:
         if self.response_format not in ("json_schema", "json_object"):
             return
+        known = params_of(self.endpoint)
         if self.response_format == "json_schema" and self.response_schema is None:
             message, fix = "there is no schema to ask for", "give the schema: response_schema"
-        elif FIELD not in (params_of(self.endpoint) or {FIELD: None}):
+        elif known is not None and FIELD not in known:
             message, fix = f"{self.endpoint} has no parameter {FIELD}", "leave it out"
         elif self.asked_format.format is None:
             message, fix = self.asked_format.why, "keep one of them"
