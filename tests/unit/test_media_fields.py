@@ -294,7 +294,7 @@ def test_images_in_columns_go_into_the_request(folder: Path, kind: str, value: A
 
 
 def test_sounds_in_columns_go_into_the_request(folder: Path) -> None:
-    """Likewise."""
+    """A column of sounds is put into the request as the bytes that it holds, with the kind that they are."""
     spec = JobSpec(model="m", prompt="Write down {id}", audio_fields=["image"])
     (row,) = of_table(folder, "parquet", [{"bytes": WAV, "path": "a.wav"}], spec)
     assert isinstance(row, Document), row
