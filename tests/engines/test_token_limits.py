@@ -18,7 +18,7 @@ TEXT = "Öl läuft aus; das Ventil 🜁 ist zu. " * 20
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A folder with a byte-level BPE tokenizer, of the kind that OpenAI's, Llama's and Qwen's models have."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # pyright: ignore[reportMissingImports]
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def tokens_of(model: Path, text: str) -> int:
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer  # pyright: ignore[reportMissingImports]
 
     return len(Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids)
 

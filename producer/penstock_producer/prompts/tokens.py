@@ -105,7 +105,7 @@ def _loaded(place: str) -> TokenCounter:
     if hashlib.sha256(data).hexdigest() != digest:
         raise ValueError(f"{path} is not the file that the job was submitted with; put that one there")
     try:
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError("reading it needs a package: pip install tokenizers") from None
     try:
