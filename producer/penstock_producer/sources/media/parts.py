@@ -145,7 +145,7 @@ def _named(record: Mapping[str, Any], name: str) -> Iterator[str | bytes]:
 def _passed_on(url: str, scheme: str, modality: str, field: str) -> dict[str, Any]:
     if modality == AUDIO:
         fix = "give a path: it goes into the request"
-        raise _invalid(field, url, "A request carries sounds themselves, no addresses of them.", fix)
+        raise _invalid(field, url, "A request holds the sounds themselves, not their addresses.", fix)
     try:
         parts = urlsplit(url)
         usable = bool(parts.hostname) and parts.username is None and url.isprintable() and " " not in url

@@ -62,8 +62,8 @@ class _ParquetGroups:
         if size > MAX_GROUP_BYTES:
             raise SourceError(
                 "row_group_too_large",
-                f"row group {group} of {self._uri} has {size} bytes, and {MAX_GROUP_BYTES} are read; write smaller row groups "
-                "(pyarrow: row_group_size=100_000)",
+                f"row group {group} of {self._uri} has {size} bytes, and at most {MAX_GROUP_BYTES} are read; write smaller "
+                "row groups (pyarrow: row_group_size=100_000)",
             )
         read = _bytes_of(found, frozenset(columns))
         rows = max(1, min(ROWS_PER_BATCH, found.num_rows * BATCH_BYTES // max(1, read)))
