@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
-from penstock_cli.job.flags import takes_job_flags_or_outcomes
+from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
 
 
-@takes_job_flags_or_outcomes
+@takes_job_flags
 def submit(
     given: GivenJob,
     job: options.Job = None,
@@ -33,8 +32,7 @@ def submit(
     from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 
-    if given.has_source == (from_job is not None) or (where and from_job is None):
-        raise UsageProblem("give a SOURCE, or --from-job JOB with or without --where, and not both")
+    given.refuse_beside(from_job is not None, where)
     spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     settings = ProducerSettings.load()

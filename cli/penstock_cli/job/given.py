@@ -40,13 +40,24 @@ class GivenJob:
             return self.source_or_none
         if self.file is None:
             raise UsageProblem("name the documents: SOURCE, or a job spec file that has one")
-        raise UsageProblem(
-            f"{self.file.path} names no source; write source: FILE there, or give it with --spec: SOURCE --spec {self.file.path}"
-        )
+        raise self._no_source(self.file)
 
     def key(self, typed: str | None) -> str | None:
         """The job key; None where neither a flag nor the file names one."""
         return typed if typed is not None or self.file is None else self.file.job
+
+    @staticmethod
+    def _no_source(file: JobFile) -> UsageProblem:
+        return UsageProblem(
+            f"{file.path} names no source; write source: FILE there, or give it with --spec: SOURCE --spec {file.path}"
+        )
+
+    def refuse_beside(self, outcomes: bool, where: object, names: str = "--from-job JOB") -> None:
+        """Raises UsageProblem for documents from nowhere, from two places, or conditions on no outcomes."""
+        if self.file is not None and not self.has_source and not outcomes:
+            raise self._no_source(self.file)
+        if self.has_source == outcomes or (where and not outcomes):
+            raise UsageProblem(f"give a SOURCE, or {names} with or without --where, and not both")
 
     def of_run(self, name: str, typed: Any) -> Any:
         """A field of the file's section `run`, where no flag says otherwise."""

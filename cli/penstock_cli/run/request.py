@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class FromJob:
+    """Instead of a source: the outcomes of a job in the same state folder."""
+
+    job: str
+    where: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class RunRequest:
     """What `penstock run` was asked to do."""
 
@@ -34,10 +43,12 @@ class RunRequest:
     concurrency: int | None
     panel: bool
     sample: int | None = None  # documents; None runs all
+    outcomes: FromJob | None = None
 
     @property
     def source(self) -> str:
-        return self.given.source
+        """What is read, for people and for checks of places: outcomes are no file of this machine."""
+        return self.given.source if self.outcomes is None else f"job://{self.outcomes.job}"
 
 
 @dataclass(frozen=True)

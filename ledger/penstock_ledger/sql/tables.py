@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0007"  # the newest migration; revisions sort by their number
+HEAD: Final = "0009"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -233,4 +233,15 @@ taken_files = Table(
     Column("schedule_id", Id, nullable=False),
     Column("file", LargeBinary, nullable=False),
     PrimaryKeyConstraint("schedule_id", "file", name="taken_files_pkey"),
+)
+
+# Files that notifications have named, until a job takes them: 16 bytes of a hash of the name, which may be long.
+noticed_files = Table(
+    "noticed_files",
+    metadata,
+    Column("schedule_id", Id, nullable=False),
+    Column("file", LargeBinary, nullable=False),
+    Column("name", Words, nullable=False),
+    Column("noticed_at", Double, nullable=False),
+    PrimaryKeyConstraint("schedule_id", "file", name="noticed_files_pkey"),
 )
