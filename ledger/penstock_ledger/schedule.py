@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock_ledger.model import JobState
 
-__all__ = ["CatchUp", "Decision", "Firing", "FiringOutcome", "NewSchedule", "Schedule", "ScheduleState", "TAKEN_MAX"]
+__all__ = ["TAKEN_MAX", "CatchUp", "Decision", "Firing", "FiringOutcome", "NewSchedule", "Schedule", "ScheduleState"]
 
 
 TAKEN_MAX: Final = 1_000_000  # files of one schedule that are remembered: some 100 MB in the database
@@ -28,7 +28,9 @@ class FiringOutcome(StrEnum):
     STARTED = "started"
     SKIPPED = "skipped"
     FAILED = "failed"
-    NOTHING_NEW = "nothing_new"  # nothing that earlier jobs had not taken: no file of a folder, no outcome of another job
+    NOTHING_NEW = (
+        "nothing_new"  # nothing that earlier jobs had not taken: no file of a folder, no outcome of another job
+    )
 
 
 class ScheduleState(StrEnum):
@@ -100,4 +102,6 @@ class Decision:
     next_at: float  # the planned time after it
     job_id: str | None = None
     reason: str | None = None
-    taken: bytes | None = None  # what was looked at in vain, and is not looked at again: the key of another job's outcomes
+    taken: bytes | None = (
+        None  # what was looked at in vain, and is not looked at again: the key of another job's outcomes
+    )

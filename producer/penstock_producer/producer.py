@@ -207,8 +207,8 @@ class Producer:
     ) -> tuple[Job | None, int]:
         """Accept those files of a folder, prefix or pattern as one job that ``taken`` does not know; None for no such file.
 
-        With ``among``, of these names only, without a listing. For schedules; the job and what it takes are written together. The number is of files that may still be written,
-        and were left for the next time. Raises as ``submit``, and FilesTaken.
+        With ``among``, of these names only, without a listing. For schedules; the job and what it takes are written together.
+        The number is of files that may still be written, and were left for the next time. Raises as ``submit``, and FilesTaken.
         """
         spec = self._accepted(spec)
         opened, unsettled = open_new_files(source, spec, self._settings, taken, among=among, timeout_s=timeout_s)

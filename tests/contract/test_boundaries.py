@@ -42,8 +42,8 @@ INTERNAL_SURFACE = {
         "feed.repair", "feed.routes", "feed.served", "feed.tracing", "feed.wire", "job.acceptance",
         "job.borders", "job.durations", "job.endpoints", "job.fallback", "job.hook_paths", "job.lanes", "job.model_schema",
         "job.options", "job.repeats", "job.run_options", "job.sinks", "job.spec", "jobfile", "outputs", "parts.growing",
-        "schedules.due", "schedules.events", "schedules.marks", "schedules.timetable", "settings", "source_names", "sources", "sources.blobs.s3",
-        "sources.of_feed", "sources.overrides", "storage", "survey", "tables.columns", "tables.csv_form",
+        "schedules.due", "schedules.events", "schedules.marks", "schedules.timetable", "settings", "source_names",
+        "sources", "sources.blobs.s3", "sources.of_feed", "sources.overrides", "storage", "survey", "tables.columns", "tables.csv_form",
         "tables.database", "tables.growing_file", "tables.reading", "tables.write", "tally",
     },
     "penstock_workers": {

@@ -61,7 +61,10 @@ class Notified(Night):
 
     def body(self, *names: str) -> str:
         one = [
-            {"eventName": "ObjectCreated:Put", "s3": {"bucket": {"name": BUCKET}, "object": {"key": f"{self.prefix}/{name}"}}}
+            {
+                "eventName": "ObjectCreated:Put",
+                "s3": {"bucket": {"name": BUCKET}, "object": {"key": f"{self.prefix}/{name}"}},
+            }
             for name in names
         ]
         return json.dumps({"Records": one})

@@ -37,7 +37,10 @@ def bridge(key: str = "in/a.jsonl", kind: str = "Object Created") -> str:
     [
         (s3(record()), "noticed"),
         (s3(record(event="s3:ObjectCreated:CompleteMultipartUpload")), "noticed"),
-        (json.dumps({"EventName": "s3:ObjectCreated:Put", "Key": "corpora/in/a.jsonl", "Records": [record()]}), "noticed"),
+        (
+            json.dumps({"EventName": "s3:ObjectCreated:Put", "Key": "corpora/in/a.jsonl", "Records": [record()]}),
+            "noticed",
+        ),
         (json.dumps({"Type": "Notification", "Message": s3(record())}), "noticed"),
         (bridge(), "noticed"),
         (s3(record(event="ObjectRemoved:Delete")), "deleted"),

@@ -99,7 +99,9 @@ def add(
         raise UsageProblem(
             "--job names one job, and a schedule starts many: name the schedule with --name, and each job has the key NAME@TIME"
         )
-    given.refuse_beside(from_job is not None or from_schedule is not None, where, "--from-job JOB or --from-schedule NAME")
+    given.refuse_beside(
+        from_job is not None or from_schedule is not None, where, "--from-job JOB or --from-schedule NAME"
+    )
     spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     over = OutcomesOf(from_job, from_schedule, where or ()) if not given.has_source else None
@@ -197,7 +199,8 @@ def remove(name: Name) -> None:
 def notify(
     name: Name,
     body: Annotated[
-        typer.FileBinaryRead, typer.Argument(metavar="[FILE]", help="The notification as it came; - reads it from stdin.")
+        typer.FileBinaryRead,
+        typer.Argument(metavar="[FILE]", help="The notification as it came; - reads it from stdin."),
     ] = "-",  # type: ignore[assignment]  # Typer opens what is named
 ) -> None:
     """Take a notification of a bucket for a schedule with --events webhook.

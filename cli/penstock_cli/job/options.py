@@ -22,7 +22,7 @@ Source = Annotated[
         help="OpenAI Batch lines (JSON Lines), or plain records with --prompt: JSON Lines, CSV, TSV, Parquet or Arrow, the texts "
         "also as .gz or .zst. A file, or an object of s3://, gs:// or az://; a folder or prefix ending in / or a pattern is one "
         "job: files of rows, or texts such as .txt, .md and .html, of which each is a document. Or a job spec file, whose name "
-        "ends in .yaml, .yml or .json. Left out with --from-job."
+        "ends in .yaml, .yml or .json. Left out with --from-job.",
     ),
 ]
 SpecFile = Annotated[

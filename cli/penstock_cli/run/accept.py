@@ -86,7 +86,12 @@ def _take_over_samples(plan: Plan, ledger: Books, job: Job) -> None:
     """A job that was just made gets what its samples have answered."""
     from penstock_cli.run.sample import take_over
 
-    if job.state.final or plan.request.sample is not None or plan.request.outcomes is not None or ledger.figures_path(job).exists():
+    if (
+        job.state.final
+        or plan.request.sample is not None
+        or plan.request.outcomes is not None
+        or ledger.figures_path(job).exists()
+    ):
         return
     if ledger.outcomes.counts(job.job_id).succeeded == 0:
         taken = take_over(ledger, job, plan.state, plan.request.source, plan.spec)

@@ -79,14 +79,14 @@ class NoticedStore:
             kept, left_out = fresh[: max(0, room)], fresh[max(0, room) :]
             room -= len(kept)
             rows = [
-                {"schedule_id": schedule_id, "file": key, "name": some[key], "noticed_at": now} for key in (*kept, *known)
+                {"schedule_id": schedule_id, "file": key, "name": some[key], "noticed_at": now}
+                for key in (*kept, *known)
             ]
             if rows:
                 query = dialect.insert(noticed_files)
                 same = [noticed_files.c.schedule_id, noticed_files.c.file]
-                connection.execute(
-                    query.on_conflict_do_update(index_elements=same, set_={"noticed_at": now}), rows
-                )
+                latest = {"noticed_at": query.excluded.noticed_at}
+                connection.execute(query.on_conflict_do_update(index_elements=same, set_=latest), rows)
             noted.new.extend(some[key] for key in kept)
             noted.repeated.extend(some[key] for key in known)
             noted.no_room.extend(some[key] for key in left_out)

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -130,14 +129,15 @@ class ScheduleStore:
     def states(self, late_s: float) -> Mapping[ScheduleState, int]:
         """How many schedules there are; one whose planned time came more than ``late_s`` seconds ago is late."""
 
-        def count(connection: Connection) -> Counter[ScheduleState]:
-            is_late = schedules.c.next_at < self._now(connection) - late_s
-            query = select(schedules.c.paused, is_late.label("late"), func.count().label("number"))
-            found = Counter[ScheduleState](dict.fromkeys(ScheduleState, 0))
-            for row in connection.execute(query.group_by(schedules.c.paused, is_late)):
-                late = ScheduleState.LATE if row.late else ScheduleState.ACTIVE
-                found[ScheduleState.PAUSED if row.paused else late] += row.number
-            return found
+        def count(connection: Connection) -> Mapping[ScheduleState, int]:
+            paused, come = schedules.c.paused, schedules.c.next_at < self._now(connection) - late_s
+            query = select(
+                func.count().label("number"), func.count().filter(paused).label("paused"),
+                func.count().filter(come, paused.is_(False)).label("late"),
+            ).select_from(schedules)  # fmt: skip
+            found = connection.execute(query).one()
+            active = found.number - found.paused - found.late
+            return {ScheduleState.ACTIVE: active, ScheduleState.LATE: found.late, ScheduleState.PAUSED: found.paused}
 
         return self._db.read(count)
 

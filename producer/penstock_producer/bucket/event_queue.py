@@ -51,7 +51,10 @@ class EventQueue:
         """Some of those that wait; none when the queue is empty."""
         answer = self._tried(
             lambda: self._client.receive_message(
-                QueueUrl=self._url, MaxNumberOfMessages=MESSAGES_AT_ONCE, WaitTimeSeconds=LOOK_S, VisibilityTimeout=KEPT_S
+                QueueUrl=self._url,
+                MaxNumberOfMessages=MESSAGES_AT_ONCE,
+                WaitTimeSeconds=LOOK_S,
+                VisibilityTimeout=KEPT_S,
             )
         )
         return [Message(str(one.get("Body", "")), str(one["ReceiptHandle"])) for one in answer.get("Messages", ())]

@@ -115,7 +115,9 @@ class Schedules:
 
     def _check_events(self, source: str, events: str) -> None:
         if Place.of(source) is None:
-            raise ScheduleError(f"{seen(source)}: notifications are understood for s3:// only; leave events out to list it")
+            raise ScheduleError(
+                f"{seen(source)}: notifications are understood for s3:// only; leave events out to list it"
+            )
         if events == WEBHOOK:
             return
         if not is_queue_url(events):
@@ -125,7 +127,9 @@ class Schedules:
             )
         other = next((one.name for one in self._store.list() if one.source.get(EVENTS) == events), None)
         if other is not None:
-            raise ScheduleError(f"schedule {other} empties the queue {seen(events)}; give each schedule a queue of its own")
+            raise ScheduleError(
+                f"schedule {other} empties the queue {seen(events)}; give each schedule a queue of its own"
+            )
 
     def _check_outcomes(self, name: str, over: OutcomesOf) -> None:
         """A named job need not be there yet. A schedule must, so that a circle of them is noticed when it is closed."""
@@ -140,7 +144,9 @@ class Schedules:
         behind, passed = over.schedule, set[str]()
         while behind is not None and behind not in passed:
             if behind == name:
-                raise ScheduleError(f"schedule {seen(name)} would read what comes of its own outcomes; name another schedule")
+                raise ScheduleError(
+                    f"schedule {seen(name)} would read what comes of its own outcomes; name another schedule"
+                )
             if not passed:
                 self._store.get(behind)
             passed.add(behind)

@@ -12,8 +12,18 @@ from penstock_ledger import Job, Schedule
 from penstock_producer.schedules.outcomes_of import OutcomesOf
 
 __all__ = [
-    "EVENTS", "NEW_FILES", "OUTCOMES_OF", "SOURCE", "STARTED_BY", "is_of", "job_key", "mark", "shown_source", "started_by", "taken_key",
+    "EVENTS",
+    "NEW_FILES",
+    "OUTCOMES_OF",
+    "SOURCE",
+    "STARTED_BY",
     "WEBHOOK",
+    "is_of",
+    "job_key",
+    "mark",
+    "shown_source",
+    "started_by",
+    "taken_key",
 ]  # fmt: skip
 
 SOURCE: Final = "source"  # of what a schedule submits: a path or URI that is read whole each time

@@ -90,7 +90,10 @@ def _read(given: Any, place: Place) -> Iterator[Notice]:
         case {"Records": list() as records} if 0 < len(records) <= RECORDS_MAX:
             for record in records:
                 yield _of_s3(record, place)
-        case {"detail-type": str() as kind, "detail": {"bucket": {"name": str() as bucket}, "object": {"key": str() as key}}}:
+        case {
+            "detail-type": str() as kind,
+            "detail": {"bucket": {"name": str() as bucket}, "object": {"key": str() as key}},
+        }:
             yield _named(f"Object{kind.removeprefix('Object ')}:", bucket, key, place)
         case _:
             yield Notice(NoticeOutcome.UNREADABLE)
@@ -98,7 +101,10 @@ def _read(given: Any, place: Place) -> Iterator[Notice]:
 
 def _of_s3(record: Any, place: Place) -> Notice:
     match record:
-        case {"eventName": str() as event, "s3": {"bucket": {"name": str() as bucket}, "object": {"key": str() as key}}}:
+        case {
+            "eventName": str() as event,
+            "s3": {"bucket": {"name": str() as bucket}, "object": {"key": str() as key}},
+        }:
             try:
                 return _named(event.removeprefix("s3:"), bucket, unquote_plus(key, errors="strict"), place)
             except UnicodeDecodeError:

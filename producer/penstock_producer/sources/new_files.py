@@ -45,7 +45,10 @@ class FoundFiles(NamedTuple):
 def new_files(
     chosen: Chosen, taken: Taken, clock: Callable[[], float] = time.time, *, among: Sequence[str] | None = None
 ) -> FoundFiles:
-    """In the order of their names; with ``among`` only those that are named there, and nothing is listed. Raises SourceError for a file that is no file of rows, and SourceUnavailable."""
+    """In the order of their names; with ``among`` only those that are named there, and nothing is listed.
+
+    Raises SourceError for a file that is no file of rows, and SourceUnavailable.
+    """
     blobs: list[Blob] = []
     unsettled = 0
     is_local = isinstance(chosen.listing, LocalFolder)  # objects of a store appear whole

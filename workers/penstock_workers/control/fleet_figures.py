@@ -1,7 +1,7 @@
 """The figures of the whole fleet, read every few seconds, so that they are ready when Prometheus asks.
 
-Reading them costs Redis some dozens of small commands, and SQL one. They are shown for half a minute: after an outage older ones would
-look current.
+Reading them costs Redis some dozens of small commands, and SQL one. They are shown for half a minute: after an outage older
+ones would look current.
 """
 
 from __future__ import annotations

@@ -226,9 +226,7 @@ def start_control(settings: WorkerSettings, decided: DecidedTimes | None = None)
         open_tracing(settings, CONTROL_LANE) as tracing,
         _shovel_beside(settings),
     ):
-        control = Control(
-            settings, stores.database, stores.hot, owner=process_name(), tracing=tracing, decided=decided
-        )
+        control = Control(settings, stores.database, stores.hot, owner=process_name(), tracing=tracing, decided=decided)
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
         thread.start()
         try:
