@@ -43,8 +43,8 @@ INTERNAL_SURFACE = {
         "job.borders", "job.durations", "job.endpoints", "job.fallback", "job.hook_paths", "job.lanes", "job.model_schema",
         "job.options", "job.repeats", "job.run_options", "job.sinks", "job.spec", "jobfile", "outputs", "parts.growing",
         "schedules.due", "schedules.events", "schedules.marks", "schedules.timetable", "settings", "source_names",
-        "sources", "sources.blobs.s3", "sources.of_feed", "sources.overrides", "storage", "survey", "tables.columns", "tables.csv_form",
-        "tables.database", "tables.growing_file", "tables.reading", "tables.write", "tally",
+        "sources", "sources.blobs.s3", "sources.of_feed", "sources.overrides", "storage", "survey", "tables.columns",
+        "tables.csv_form", "tables.database", "tables.growing_file", "tables.reading", "tables.write", "tally",
     },
     "penstock_workers": {
         "__main__", "amqp_address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",

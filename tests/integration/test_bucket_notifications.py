@@ -190,7 +190,7 @@ def test_a_start_that_fails_loses_no_name(notified: Notified) -> None:
 
 
 def test_names_that_wait_have_a_bound(notified: Notified, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A webhook is told to send again later, and a queue keeps its messages; what waits already is never refused."""
+    """A webhook is to send again later, and a queue keeps its messages; what waits already is never refused."""
     monkeypatch.setattr(noticed_store, "NOTICED_MAX", 2)
     notified.watch("webhook")
     for names, said in ((("a", "b", "c"), {"noticed": 2, "no_room": 1}), (("a", "c"), {"repeated": 1, "no_room": 1})):

@@ -175,7 +175,7 @@ def test_what_cannot_be_used_is_said_in_the_words_of_the_flags(
 def test_a_schedule_over_outcomes_is_added_and_shown(terminal: Terminal) -> None:
     """It needs a name of its own; the list says whose outcomes it reads, and what it waits for."""
     over = ("schedule", "add", "0 4 * * *", "--from-schedule", "tickets", "--where", "status=dead", "--model", "large")
-    assert "there is no schedule" in terminal.type(*over, "--name", "again")
+    assert "no schedule has the name 'tickets'" in terminal.type(*over, "--name", "again")
     terminal.type(*ADD)
     assert "name the schedule: --name NAME" in terminal.type(*over)
     assert terminal.type(*over, "--name", "again").startswith("again starts at ")

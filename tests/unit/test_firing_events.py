@@ -62,7 +62,7 @@ def test_each_decided_time_is_a_task(
     assert "'schedule': 'nightly'" in first["kwargs"]
     assert (ended, last["uuid"], last[field]) == (kind, first["uuid"], says)
     consumer.turn()
-    assert len(consumer.sent) == 2, "told once"
+    assert len(consumer.sent) == 2, "sent once"
 
 
 def test_a_missed_time_says_why() -> None:
@@ -85,7 +85,7 @@ def test_reasons_hold_no_secret_and_are_cut() -> None:
 
 
 @pytest.mark.parametrize(("enabled", "groups"), [(False, ()), (True, ("worker",))])
-def test_while_events_are_off_nothing_is_told_and_nothing_gathers(enabled: bool, groups: tuple[str, ...]) -> None:
+def test_while_events_are_off_nothing__and_nothing_gathers(enabled: bool, groups: tuple[str, ...]) -> None:
     """A Flower that is opened next month does not get a month of times."""
     consumer, times = Listened(enabled=enabled, groups=groups), decided(FiringOutcome.STARTED, None, "job_1")
     tell_firings(consumer, times)
@@ -93,7 +93,7 @@ def test_while_events_are_off_nothing_is_told_and_nothing_gathers(enabled: bool,
     assert (consumer.sent, len(times)) == ([], 0)
 
 
-def test_times_that_wait_to_be_told_have_a_bound() -> None:
+def test_times_that_wait_to_be_shown_have_a_bound() -> None:
     """While the broker is away the oldest go first."""
     times = decided(FiringOutcome.STARTED, None, "job_1")
     times.extend(list(times) * (2 * KEPT_MAX))

@@ -6,7 +6,7 @@ from collections import deque
 
 from penstock_ledger import Decision, Schedule
 
-KEPT_MAX = 1_000  # that wait to be told: the oldest go first
+KEPT_MAX = 1_000  # that wait to be shown: the oldest go first
 
 DecidedTimes = deque[tuple[Schedule, Decision]]
 """Each with the schedule as it was then; filled by the control thread, emptied by another."""

@@ -34,13 +34,12 @@ def preview(
     from penstock_ledger.errors import EXIT_USAGE
     from penstock_producer import SpecError
 
-    given.refuse_beside(from_job is not None, where)
+    outcomes = given.outcomes(from_job, where)
     spec = job_spec(given)
     try:
-        if from_job is None:
-            found = looked_at(given.source, spec, rows)
-        else:
-            found = outcomes_looked_at(from_job, spec, rows, where or (), state)
+        found = (
+            looked_at(given.source, spec, rows) if outcomes is None else outcomes_looked_at(outcomes, spec, rows, state)
+        )
     except SpecError as error:
         raise given.refusal(error) from error
     (show_json if as_json else show)(found, spec, rows)

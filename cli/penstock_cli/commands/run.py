@@ -48,15 +48,15 @@ def run(
     from penstock_cli.errors import UsageProblem
     from penstock_cli.job.jobspec import job_spec
     from penstock_cli.processes.standby import Standby
-    from penstock_cli.run.request import FromJob, RunRequest, default_state
+    from penstock_cli.run.request import RunRequest, default_state
     from penstock_producer.job.lanes import has_own_model
     from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
     out = given.of_run("out", out)
     if out is None:
         raise UsageProblem("say where the results go: --out DIR, or run: {out: DIR} in a job spec file")
-    given.refuse_beside(from_job is not None, where)
-    if from_job is not None and (sample is not None or dry_run):
+    outcomes = given.outcomes(from_job, where)
+    if outcomes is not None and (sample is not None or dry_run):
         raise UsageProblem("a sample or a dry run of outcomes is `penstock preview --from-job JOB --state DIR`")
     if given.file is not None:
         job_spec(given)  # a file has any value anywhere; flags have been looked at by now
@@ -73,7 +73,7 @@ def run(
         concurrency=given.of_run("concurrency", concurrency),
         panel=not given.of_run("no_progress", no_progress or None),
         sample=given.of_run("sample", sample),
-        outcomes=None if from_job is None else FromJob(from_job, where or ()),
+        outcomes=outcomes,
     )
     if dry_run:
         from penstock_cli.run.local import dry_run as show
@@ -89,6 +89,6 @@ def _default_key(given: GivenJob, from_job: str | None) -> str:
     """Of the file or table that is read, so that the same command resumes; a second pass is named after the first."""
     from penstock_cli.job.jobspec import default_job_key
 
-    if from_job is not None:
+    if from_job is not None and given.file is None:
         return f"{default_job_key(from_job)}-again"
     return default_job_key(given.source if given.file is None else given.file.path, given.flags["table"])

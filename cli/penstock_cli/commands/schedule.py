@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock_cli import examples
+from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
 from penstock_producer.source_names import BY_VARIABLE
 
 if TYPE_CHECKING:
-    from penstock_producer import Firing, JobSpec, Schedule, Schedules
+    from penstock_producer import Firing, JobSpec, OutcomesOf, Schedule, Schedules
 
 WHEN = "When"
 FIRINGS_LISTED = 20
@@ -89,22 +90,18 @@ def add(
     --from-job the documents are the outcomes of another job, each time those
     that this schedule has not had.
     """
-    from penstock_cli.errors import UsageProblem
     from penstock_cli.job.hooks import check_hooks
     from penstock_cli.job.jobspec import default_job_key, job_spec
     from penstock_cli.show.text import safe
-    from penstock_producer import OutcomesOf, SpecError
+    from penstock_producer import SpecError
 
     if job is not None:
         raise UsageProblem(
             "--job names one job, and a schedule starts many: name the schedule with --name, and each job has the key NAME@TIME"
         )
-    given.refuse_beside(
-        from_job is not None or from_schedule is not None, where, "--from-job JOB or --from-schedule NAME"
-    )
+    over = _over(given, from_job, from_schedule, where)
     spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
-    over = OutcomesOf(from_job, from_schedule, where or ()) if not given.has_source else None
     key = given.key(name)
     if over is not None and key is None:
         raise UsageProblem("name the schedule: --name NAME, which a schedule over outcomes has from no source")
@@ -127,6 +124,19 @@ def add(
     trouble = _trouble(given.source, spec) if over is None else None
     if trouble is not None:
         typer.echo(safe(f"penstock: as it is here now, the source could not be used: {trouble}"), err=True)
+
+
+def _over(given: GivenJob, job: str | None, schedule: str | None, where: list[str] | None) -> OutcomesOf | None:
+    """Whose outcomes are read; None where a source is."""
+    from penstock_producer import OutcomesOf
+
+    names = "--from-job JOB or --from-schedule NAME"
+    if schedule is None:
+        found = given.outcomes(job, where, names)
+        return None if found is None else OutcomesOf(found.job, None, found.where)
+    if given.source_typed:
+        raise UsageProblem(f"give a SOURCE, or {names} with or without --where, and not both")
+    return OutcomesOf(job, schedule, where or ())
 
 
 def _trouble(source: str, spec: JobSpec) -> str | None:

@@ -32,7 +32,7 @@ def submit(
     from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 
-    given.refuse_beside(from_job is not None, where)
+    outcomes = given.outcomes(from_job, where)
     spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     settings = ProducerSettings.load()
@@ -41,8 +41,8 @@ def submit(
     serving.refuse_chance(served, spec)
     with Producer(settings) as producer:
         try:
-            if from_job is not None:
-                accepted = producer.submit_from(from_job, spec, where=where or (), job_key=given.key(job))
+            if outcomes is not None:
+                accepted = producer.submit_from(outcomes.job, spec, where=outcomes.where, job_key=given.key(job))
             else:
                 accepted = producer.submit(given.source, spec, job_key=given.key(job))
         except SpecError as error:

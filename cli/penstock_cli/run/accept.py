@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from penstock_cli.commandline import remember
 from penstock_cli.connect import Books, books
 from penstock_cli.errors import UsageProblem
-from penstock_cli.run.request import FromJob, Plan
+from penstock_cli.job.given import FromJob
+from penstock_cli.run.request import Plan
 from penstock_cli.show.text import count, duration, usd
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from penstock_cli.show.text import count, counted, safe, usd
 from penstock_producer.estimates import Estimate
 
 if TYPE_CHECKING:
+    from penstock_cli.job.given import FromJob
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.settings import ProviderFacts
     from penstock_producer.sources import Document, FileSource
@@ -54,7 +55,7 @@ def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
     return _looked_into(source, open_source(source, spec, settings), settings.prices(spec.provider), shown)
 
 
-def outcomes_looked_at(job: str, spec: JobSpec, shown: int, where: Sequence[str], state: Path | None) -> Looked:
+def outcomes_looked_at(outcomes: FromJob, spec: JobSpec, shown: int, state: Path | None) -> Looked:
     """The same over the outcomes of another job, in the configured database or that of a local run."""
     from penstock_cli.connect import books
     from penstock_producer import Producer
@@ -62,8 +63,8 @@ def outcomes_looked_at(job: str, spec: JobSpec, shown: int, where: Sequence[str]
 
     settings = ProducerSettings.load()
     with books(state) as ledger, Producer(settings, database=ledger.database) as producer:
-        source = producer.outcomes_source(job, spec, where=where)
-        return _looked_into(f"job {job}", source, settings.prices(spec.provider), shown)
+        source = producer.outcomes_source(outcomes.job, spec, where=outcomes.where)
+        return _looked_into(f"job {outcomes.job}", source, settings.prices(spec.provider), shown)
 
 
 def _looked_into(source: str, opened: FileSource, prices: ProviderFacts, shown: int) -> Looked:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli import files
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.given import GivenJob
+from penstock_cli.job.given import FromJob, GivenJob
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.run.tables import Tables
 from penstock_cli.state import StateFolder
@@ -20,14 +19,6 @@ if TYPE_CHECKING:
     from penstock_cli.show.progress import Progress
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import WorkerSettings
-
-
-@dataclass(frozen=True, slots=True)
-class FromJob:
-    """Instead of a source: the outcomes of a job in the same state folder."""
-
-    job: str
-    where: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +34,7 @@ class RunRequest:
     concurrency: int | None
     panel: bool
     sample: int | None = None  # documents; None runs all
-    outcomes: FromJob | None = None
+    outcomes: FromJob | None = None  # of a job in the same state folder, instead of a source
 
     @property
     def source(self) -> str:

@@ -44,7 +44,7 @@ class EventQueue:
         except ImportError as error:
             why = "reading a queue of SQS needs boto3 on this machine; `pip install penstock[s3]`"
             raise SourceUnavailable(why) from error
-        except ValueError as error:  # botocore's, for what is no URL
+        except ValueError as error:  # botocore's: it cannot use the URL
             raise SourceError("events_refused", f"the queue {url}: {error}; correct its URL") from error
 
     def receive(self) -> list[Message]:

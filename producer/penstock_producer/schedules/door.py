@@ -87,7 +87,7 @@ class Schedules:
         """A notification of a bucket, as a webhook or a queue gets it: new objects are kept for the schedule's next job.
 
         Returns how many of its records came to what. `no_room` is to be sent again later, `unreadable` never; a body that
-        comes twice changes nothing. Whoever calls this must know who sent it. Raises ScheduleNotFound and ScheduleError.
+        comes twice changes nothing. Its caller must know who sent it. Raises ScheduleNotFound and ScheduleError.
         """
         schedule = self._store.get(name)
         if EVENTS not in schedule.source:

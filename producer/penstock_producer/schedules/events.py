@@ -1,4 +1,4 @@
-"""Notifications for a schedule that watches a place: kept by name until its next job, whoever sends them and however often.
+"""Notifications for a schedule that watches a place: kept by name until its next job, from any sender and however often.
 
 Names come by `Schedules.notify` (a webhook's body) or from a queue of SQS, which is emptied when a planned time has come.
 """

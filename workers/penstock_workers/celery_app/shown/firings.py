@@ -26,7 +26,7 @@ def tell_firings(consumer: Any, decided: DecidedTimes) -> None:
         return
 
     def tell() -> None:
-        """What is decided while events are off is not told later: it is in `penstock schedule list`."""
+        """What is decided while events are off is not sent later: it is in `penstock schedule list`."""
         while decided:
             schedule, decision = decided.popleft()
             if dispatcher.enabled and (not dispatcher.groups or "task" in dispatcher.groups):
