@@ -21,6 +21,7 @@ from penstock_workers.item.attempt import Attempt, JobView, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Dead, Done, Parked, Retry
+from penstock_workers.item.run import follow_ups
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.item.run.job_code import REFUSED_ANSWER_CHARS, JobCode
 from penstock_workers.item.settling.records import _batch
@@ -369,6 +370,35 @@ async def test_while_a_breaker_is_open_another_provider_is_asked(
     settled = await run(parts, fallback=list(fallback))
     assert isinstance(settled.outcome, Done)
     assert [sent["model"] for sent in parts.sent] == [model]
+
+
+async def test_a_breaker_that_opens_while_an_item_waits_sends_it_to_the_next_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not wait for minutes for a provider that is down; its wait there is given up, and it costs no call."""
+    monkeypatch.setattr(follow_ups, "LOOK_S", 0)
+    parts = Waiting(answer("fine"))
+    settled = await run(parts, fallback=["dear/big"])
+    assert isinstance(settled.outcome, Done)
+    assert ([sent["model"] for sent in parts.sent], parts.given_up) == (["big"], ["default"])
+
+
+class Waiting(Parts):
+    """The provider `default` gives no turn, and its breaker opens meanwhile."""
+
+    def __init__(self, *answers: Tried) -> None:
+        super().__init__(*answers)
+        self.given_up: list[str] = []
+
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> Any:
+        provider = attempt.job.spec.provider
+        if provider == "default":
+            self.down = {provider}
+            try:
+                await asyncio.Future()
+            finally:
+                self.given_up.append(provider)
+        return self
 
 
 def test_every_reason_for_another_model_is_one_that_items_die_of() -> None:

@@ -27,7 +27,7 @@ def keep(store: NoticedStore, schedule: Schedule, body: bytes | str) -> Mapping[
     """Keep what a body names for the schedule's next job; returns how many records came to what."""
     place = Place.of(str(schedule.source[NEW_FILES]))
     found = [Notice(NoticeOutcome.ELSEWHERE)] if place is None else read_notice(body, place)
-    counts = Counter(one.outcome for one in found if one.outcome is not NoticeOutcome.NOTICED)
+    counts = Counter[NoticeOutcome](one.outcome for one in found if one.outcome is not NoticeOutcome.NOTICED)
     names = [one.name for one in found if one.outcome is NoticeOutcome.NOTICED]
     if names:
         noted = store.note(schedule.schedule_id, names)

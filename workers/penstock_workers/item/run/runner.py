@@ -24,7 +24,14 @@ from penstock_workers.item.outcome import Outcome, Released, Unreadable
 from penstock_workers.item.reuse.reuse import Reuse
 from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.fates import decide
-from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_of, let_go, to_current_model
+from penstock_workers.item.run.follow_ups import (
+    after,
+    has_follow_up,
+    instead_of,
+    let_go,
+    to_current_model,
+    turn_or_other_model,
+)
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelGate
 from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
@@ -104,6 +111,10 @@ class ItemRunner:
         prepared = await self._prepare(attempt)
         attempt.mark("prepared")
         turn = await self._admit(attempt, prepared)
+        while turn is None:  # the breaker of its provider opened while it waited, and that of another model is closed
+            to_current_model(attempt, self.admission.is_down)
+            prepared = await self._prepare_body(attempt)
+            turn = await self._admit(attempt, prepared)
         attempt.mark("admitted")
         try:
             await self._begin(attempt)
@@ -138,6 +149,10 @@ class ItemRunner:
             attempt.body = attempt.next_body
         else:
             await self._first_body(attempt)
+        return await self._prepare_body(attempt)
+
+    async def _prepare_body(self, attempt: Attempt) -> Prepared:
+        """The request as the lane sends it."""
         if self.models is not None and self.models.needs_look(attempt):
             await self.models.check(attempt)
         prepared = await self.lane.prepare(request_of(attempt))
@@ -165,13 +180,15 @@ class ItemRunner:
             raise TurnedAway(decide(attempt, refused, self.policy))
         await self.starts.take_back(attempt)
 
-    async def _admit(self, attempt: Attempt, prepared: Prepared) -> Turn:
-        """Its turn: in the shared quota of its provider, or in the engine."""
+    async def _admit(self, attempt: Attempt, prepared: Prepared) -> Turn | None:
+        """Its turn: in the shared quota of its provider, or in the engine. None: another model is to be asked."""
         turn = None if self.waits.admission.is_closed else self.admission.at_once(attempt)
         if turn is not None:
             return turn
         with self.waits.admission:
-            return await self.admission.turn(attempt, prepared)
+            if attempt.job.fallback is None:
+                return await self.admission.turn(attempt, prepared)
+            return await turn_or_other_model(self.admission, attempt, prepared)
 
     async def _begin(self, attempt: Attempt) -> None:
         """Count the start outside this process, before anything can end it, and learn whether it may start."""
