@@ -26,7 +26,6 @@ from penstock_workers.broker.held import BrokerAction
 from penstock_workers.celery_app.engine_thread import EngineThread
 from penstock_workers.celery_app.running_items import LateAcks, RunningItem, RunningItems
 from penstock_workers.celery_app.shown.events import gather_events
-from penstock_workers.celery_app.shown.firings import tell_firings
 from penstock_workers.celery_app.shown.reports import celery_result
 from penstock_workers.celery_app.shown.sampling import EventSample
 from penstock_workers.celery_app.shown.short_requests import ShortRequest
@@ -61,8 +60,7 @@ def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
     if not isinstance(pool, ItemPool):
         raise ImproperlyConfigured(f"{task.name} runs in the pool that penstock configures: leave out -P/--pool")
     pool.connected(consumer)
-    gather_events(consumer, pool.sample)
-    tell_firings(consumer, app.parts.decided)
+    gather_events(consumer, pool.sample, app.parts.decided)
     handle = celery_strategy.default(task, app, consumer, **options)
     short = ShortRequest.of_consumer(task, app, consumer)
 

@@ -61,18 +61,25 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
         attempt.body = with_model(attempt.body, attempt.job.spec.model)
 
 
-async def turn_or_other_model(admission: Admission, attempt: Attempt, prepared: Prepared) -> Turn | None:
-    """The turn of an item whose job names other models; None once its provider is down, and that of one of them is not."""
+async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) -> Turn:
+    """The turn of an item whose job has `fallback`.
+
+    Where its provider goes down meanwhile, and that of another model is not, the item is another attempt, which asks that
+    model: raises TurnedAway. Nothing was sent, so no attempt is counted.
+    """
+    if attempt.next_body is not None:
+        return await admission.turn(attempt, prepared)
     waiting = asyncio.ensure_future(admission.turn(attempt, prepared))
     try:
-        while True:
+        while not waiting.done():
             await asyncio.wait({waiting}, timeout=LOOK_S)
-            if waiting.done():
-                return waiting.result()
-            if attempt.next_body is None and _models_down(attempt.job, admission.is_down):
+            if not waiting.done() and _models_down(attempt.job, admission.is_down):
                 waiting.cancel()
                 await asyncio.wait({waiting})
-                return None if waiting.cancelled() else waiting.result()  # its turn came at this moment
+        if waiting.cancelled():
+            provider = attempt.job.spec.provider
+            raise TurnedAway(Retry(0.0, f"provider {provider} is down; another model is asked", counted=False))
+        return waiting.result()
     finally:
         waiting.cancel()  # which costs nothing, and is nothing where it has ended
 

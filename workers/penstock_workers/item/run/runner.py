@@ -24,14 +24,7 @@ from penstock_workers.item.outcome import Outcome, Released, Unreadable
 from penstock_workers.item.reuse.reuse import Reuse
 from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.fates import decide
-from penstock_workers.item.run.follow_ups import (
-    after,
-    has_follow_up,
-    instead_of,
-    let_go,
-    to_current_model,
-    turn_or_other_model,
-)
+from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_of, let_go, to_current_model, turn_of
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelGate
 from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
@@ -111,10 +104,6 @@ class ItemRunner:
         prepared = await self._prepare(attempt)
         attempt.mark("prepared")
         turn = await self._admit(attempt, prepared)
-        while turn is None:  # the breaker of its provider opened while it waited, and that of another model is closed
-            to_current_model(attempt, self.admission.is_down)
-            prepared = await self._prepare_body(attempt)
-            turn = await self._admit(attempt, prepared)
         attempt.mark("admitted")
         try:
             await self._begin(attempt)
@@ -140,8 +129,7 @@ class ItemRunner:
     async def _open(self, item: Item) -> Attempt:
         """The item's job and its request body."""
         job = self.reads.known_job(item.key.job_id) or await self.reads.job(item.key.job_id)
-        given = item.message.body or await self.reads.body(item)
-        return Attempt.at(item, job, given)
+        return Attempt.at(item, job, item.message.body or await self.reads.body(item))
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
         """All that can be done before it is the item's turn: the job's own hook, templates, tokens."""
@@ -149,10 +137,6 @@ class ItemRunner:
             attempt.body = attempt.next_body
         else:
             await self._first_body(attempt)
-        return await self._prepare_body(attempt)
-
-    async def _prepare_body(self, attempt: Attempt) -> Prepared:
-        """The request as the lane sends it."""
         if self.models is not None and self.models.needs_look(attempt):
             await self.models.check(attempt)
         prepared = await self.lane.prepare(request_of(attempt))
@@ -163,8 +147,7 @@ class ItemRunner:
         return prepared
 
     async def _first_body(self, attempt: Attempt) -> None:
-        spec = attempt.job.spec
-        attempt.body = attempt.given
+        spec, attempt.body = attempt.job.spec, attempt.given
         if spec.preprocess or spec.postprocess or spec.response_schema is not None:
             await self.code.ready(attempt)
         if spec.preprocess is not None:
@@ -180,15 +163,15 @@ class ItemRunner:
             raise TurnedAway(decide(attempt, refused, self.policy))
         await self.starts.take_back(attempt)
 
-    async def _admit(self, attempt: Attempt, prepared: Prepared) -> Turn | None:
-        """Its turn: in the shared quota of its provider, or in the engine. None: another model is to be asked."""
+    async def _admit(self, attempt: Attempt, prepared: Prepared) -> Turn:
+        """Its turn: in the shared quota of its provider, or in the engine."""
         turn = None if self.waits.admission.is_closed else self.admission.at_once(attempt)
         if turn is not None:
             return turn
         with self.waits.admission:
             if attempt.job.fallback is None:
                 return await self.admission.turn(attempt, prepared)
-            return await turn_or_other_model(self.admission, attempt, prepared)
+            return await turn_of(self.admission, attempt, prepared)
 
     async def _begin(self, attempt: Attempt) -> None:
         """Count the start outside this process, before anything can end it, and learn whether it may start."""
