@@ -19,8 +19,8 @@ from penstock_ledger import FiringOutcome, Schedule, ScheduleNotFound, open_data
 from penstock_ledger.stores import noticed as noticed_store
 from penstock_producer import ProducerSettings, ScheduleError
 from penstock_producer.bucket import event_queue
+from penstock_producer.pins import FILES
 from penstock_producer.schedules.notices import NoticeOutcome
-from penstock_producer.sources.several import FILES
 from penstock_workers.control.schedules import of_new_files
 
 BUCKET = "notified"

@@ -19,8 +19,8 @@ from penstock_ledger import FilesTaken, FiringOutcome, JobState, Schedule, open_
 from penstock_ledger.sql.tables import taken_files
 from penstock_ledger.stores import schedules as schedule_store
 from penstock_producer import ProducerSettings, ScheduleError
+from penstock_producer.pins import FILES
 from penstock_producer.sources import new_files
-from penstock_producer.sources.several import FILES
 from penstock_workers.control.schedules import of_new_files
 from penstock_workers.control.schedules.schedule_steps import HOLD_S
 from penstock_workers.control.schedules.starts import Started

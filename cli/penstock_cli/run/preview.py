@@ -15,12 +15,12 @@ import typer
 from penstock_cli.run.dry_run import estimate
 from penstock_cli.show.changes import changes, digest_of, saved_tokens
 from penstock_cli.show.text import count, counted, safe, usd
-from penstock_producer.estimates import Estimate
+from penstock_producer.accepting.estimates import Estimate
 
 if TYPE_CHECKING:
     from penstock_cli.job.given import FromJob
     from penstock_producer.job.spec import JobSpec
-    from penstock_producer.settings import ProviderFacts
+    from penstock_producer.prices.token_prices import ModelPrices
     from penstock_producer.sources import Document, FileSource
     from penstock_producer.tally import Tally
 
@@ -39,7 +39,7 @@ class Looked:
     problems: list[str]
     more: bool  # whether the source goes on after them
     tally: Tally  # what the options changed in these rows
-    prices: ProviderFacts  # of the job's provider, as far as settings say
+    prices: ModelPrices | None  # of the job's model, as far as settings say; None = unknown
 
     @property
     def rows(self) -> int:
@@ -52,7 +52,8 @@ def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
     from penstock_producer.sources import open_source
 
     settings = ProducerSettings.load()
-    return _looked_into(source, open_source(source, spec, settings), settings.prices(spec.provider), shown)
+    prices = settings.prices(spec.provider).prices_of(spec.model)
+    return _looked_into(source, open_source(source, spec, settings), prices, shown)
 
 
 def outcomes_looked_at(outcomes: FromJob, spec: JobSpec, shown: int, state: Path | None) -> Looked:
@@ -64,10 +65,11 @@ def outcomes_looked_at(outcomes: FromJob, spec: JobSpec, shown: int, state: Path
     settings = ProducerSettings.load()
     with books(state) as ledger, Producer(settings, database=ledger.database) as producer:
         source = producer.outcomes_source(outcomes.job, spec, where=outcomes.where)
-        return _looked_into(f"job {outcomes.job}", source, settings.prices(spec.provider), shown)
+        prices = settings.prices(spec.provider).prices_of(spec.model)
+        return _looked_into(f"job {outcomes.job}", source, prices, shown)
 
 
-def _looked_into(source: str, opened: FileSource, prices: ProviderFacts, shown: int) -> Looked:
+def _looked_into(source: str, opened: FileSource, prices: ModelPrices | None, shown: int) -> Looked:
     from penstock_producer.sources import Document
     from penstock_producer.tally import Tally
 
@@ -148,7 +150,7 @@ def _summary(found: Looked, spec: JobSpec) -> Iterator[str]:
         guess = estimate(found.documents, len(found.documents))
         yield f"together {_tokens(guess)} (4 characters per token); nothing was called"
         cost = guess.usd(found.prices)
-        if spec.budget_usd is not None and cost > 0:
+        if spec.budget_usd is not None and cost:
             rows = count(int(spec.budget_usd / cost * len(found.documents)))
             yield f"they cost about {usd(cost)}; the budget of {usd(spec.budget_usd)} pays for about {rows} requests like them"
         if spec.examples:

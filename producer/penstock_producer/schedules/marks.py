@@ -9,20 +9,11 @@ from typing import Any, Final
 import orjson
 
 from penstock_ledger import Job, Schedule
+from penstock_producer.pins import STARTED_BY
 from penstock_producer.schedules.outcomes_of import OutcomesOf
 
 __all__ = [
-    "EVENTS",
-    "NEW_FILES",
-    "OUTCOMES_OF",
-    "SOURCE",
-    "STARTED_BY",
-    "WEBHOOK",
-    "is_of",
-    "job_key",
-    "mark",
-    "shown_source",
-    "started_by",
+    "EVENTS", "NEW_FILES", "OUTCOMES_OF", "SOURCE", "WEBHOOK", "is_of", "job_key", "mark", "shown_source", "started_by",
     "taken_key",
 ]  # fmt: skip
 
@@ -33,7 +24,6 @@ WEBHOOK: Final = "webhook"  # bodies that are given to `Schedules.notify`
 OUTCOMES_OF: Final = "outcomes_of"  # what other jobs ended with; see OutcomesOf
 
 _KEY_BYTES: Final = 16
-STARTED_BY: Final = "started_by"  # of a pin: the schedule that the job belongs to, and the planned time
 
 
 def job_key(schedule: Schedule) -> str:

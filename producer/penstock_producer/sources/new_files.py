@@ -16,13 +16,13 @@ import orjson
 
 from penstock_producer.errors import SourceError
 from penstock_producer.job.formats import TEXT
+from penstock_producer.pins import FILES
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.expand import MAX_FILES, check
 from penstock_producer.sources.listings.bucket import BucketListing
 from penstock_producer.sources.listings.chosen import Chosen
 from penstock_producer.sources.listings.folder import LocalFolder
 from penstock_producer.sources.listings.listing import Entry, order
-from penstock_producer.sources.several import FILES
 
 __all__ = ["KEY_BYTES", "SETTLED_S", "FoundFiles", "Taken", "listed_keys", "new_files", "refuse_texts", "taken_by"]
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class ControlEngine:
-    """Implements ``bridge.ItemEngine``."""
+    """Implements ``deliveries.ItemEngine``."""
 
     def __init__(self, settings: WorkerSettings, decided: DecidedTimes | None = None) -> None:
         self._settings = settings

@@ -11,6 +11,7 @@ from typing import Final
 from penstock_ledger import FiringOutcome, JobNotFound, JobStore, NoticedStore, Schedule, ScheduleStore
 from penstock_ledger.schedule import TAKEN_MAX
 from penstock_producer import Producer, SourceError
+from penstock_producer.pins import FILES
 from penstock_producer.schedules.events import collect
 from penstock_producer.schedules.marks import EVENTS, NEW_FILES, job_key, mark
 from penstock_workers.control.schedules.starts import Started
@@ -72,7 +73,7 @@ def _lists(jobs: JobStore, schedules: ScheduleStore, schedule: Schedule) -> bool
         source: Mapping[str, object] = jobs.get(last.job_id).source if last.job_id is not None else {}
     except JobNotFound:
         return False
-    files = source.get("files")
+    files = source.get(FILES)
     return isinstance(files, list) and len(files) >= FILES_MAX
 
 
