@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from servers import S3Server
 from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
-from penstock_ledger import FiringOutcome, Schedule, ScheduleNotFound, open_database
+from penstock_ledger import FiringOutcome, NoticedStore, Schedule, ScheduleNotFound, open_database
 from penstock_ledger.stores import noticed as noticed_store
 from penstock_producer import ProducerSettings, ScheduleError
 from penstock_producer.bucket import event_queue
@@ -243,3 +244,23 @@ def test_a_notification_is_taken_on_the_command_line(
     ):
         answer = CliRunner().invoke(command_line(), ["schedule", "notify", "nightly"], input=body)
         assert (answer.output.strip(), answer.exit_code) == (said, status)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_names_wait_until_they_are_forgotten(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+    """The longest wait comes first; one that is named again after it was read stays, and other schedules have their own."""
+    url = f"sqlite:///{tmp_path}/ledger.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    with closing(open_database(url)) as database:
+        database.migrate()
+        store = NoticedStore(database)
+        names = [f"{number}.jsonl" for number in range(250)]
+        assert store.note("s1", [*names, names[0]]).new == names
+        store.note("s2", names[:1])
+        read = store.waiting("s1", 200)
+        time.sleep(0.005)  # the clock of SQLite counts milliseconds
+        noted = store.note("s1", [read[0].name, "new"])
+        assert (noted.new, noted.repeated) == (["new"], [read[0].name])
+        store.forget("s1", read)
+        left = [one.name for one in store.waiting("s1", 1_000)]
+        assert (len(left), left[-2:]) == (52, sorted([read[0].name, "new"]))
+        assert len(store.waiting("s2", 10)) == 1

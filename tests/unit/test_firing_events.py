@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.events.state import State
 
 from penstock_ledger import CatchUp, Decision, FiringOutcome, Schedule
 from penstock_workers.celery_app.shown.firings import TASK, tell_firings
@@ -63,6 +64,34 @@ def test_each_decided_time_is_a_task(
     assert (ended, last["uuid"], last[field]) == (kind, first["uuid"], says)
     consumer.turn()
     assert len(consumer.sent) == 2, "sent once"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        (FiringOutcome.STARTED, "SUCCESS"),
+        (FiringOutcome.NOTHING_NEW, "SUCCESS"),
+        (FiringOutcome.FAILED, "FAILURE"),
+        (FiringOutcome.SKIPPED, "REVOKED"),
+    ],
+)
+def test_celery_reads_them_as_a_task(outcome: FiringOutcome, state: str) -> None:
+    """What Flower keeps is Celery's own memory of events: it has the task, its name and its state."""
+    consumer, memory = Listened(), State()
+    tell_firings(consumer, decided(outcome, "words", "job_1"))
+    consumer.turn()
+    for clock, (kind, fields) in enumerate(consumer.sent):
+        common = {
+            "hostname": "control@host",
+            "timestamp": ONE,
+            "local_received": ONE,
+            "clock": clock,
+            "pid": 1,
+            "utcoffset": 0,
+        }
+        memory.event({"type": kind, **common, **fields})
+    task = memory.tasks["nightly@2026-03-10T01:00Z"]
+    assert (task.name, task.state) == (TASK, state)
 
 
 def test_a_missed_time_says_why() -> None:
