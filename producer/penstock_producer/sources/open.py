@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -80,9 +80,16 @@ def open_source(
 
 
 def open_new_files(
-    where: str, spec: JobSpec, settings: ProducerSettings, taken: Taken, *, timeout_s: float | None = None
+    where: str,
+    spec: JobSpec,
+    settings: ProducerSettings,
+    taken: Taken,
+    *,
+    among: Sequence[str] | None = None,
+    timeout_s: float | None = None,
 ) -> tuple[FileSource | None, int]:
-    """What no earlier job has of a folder, a prefix or a pattern, and how many files may still be written.
+    """What no earlier job has of a folder, a prefix or a pattern, or ``among`` some of their files; and how many may still be
+    written.
 
     The source is None where nothing is new. Raises SourceError and SpecError as ``open_source``.
     """
@@ -90,7 +97,7 @@ def open_new_files(
     if chosen is None:
         raise SourceError("unsupported_source", f"{seen(where)} is no folder; end it with a / or write a pattern")
     refuse_texts(where, spec.format)
-    found = new_files(chosen, taken)
+    found = new_files(chosen, taken, among=among)
     if not found.blobs:
         return None, found.unsettled
     files = [_of_blob(blob, spec, settings, timeout_s) for blob in found.blobs]
