@@ -55,6 +55,15 @@ class Statements:
         """No row, but the database looks at the rights, the types and the key as for any."""
         return self._for_driver(self._upsert(targets, f"SELECT {', '.join(map(self._value, targets))} WHERE 1 = 0"))
 
+    def upsert_all(self, targets: Sequence[Target]) -> str:
+        """Many rows at once, in PostgreSQL: takes a list of texts for each target. Of rows with one id the last counts."""
+        names = [f"c{at}" for at in range(len(targets))]
+        values = [f"CAST({name} AS {target.type})" for name, target in zip(names, targets, strict=True)]
+        lists = ", ".join(f"CAST({_MARK} AS text[])" for _ in targets)
+        rows = f"unnest({lists}) WITH ORDINALITY AS given ({', '.join(names)}, line)"
+        last = f"SELECT DISTINCT ON ({values[-1]}) {', '.join(values)} FROM {rows} ORDER BY {values[-1]}, line DESC"  # noqa: S608  # names are quoted
+        return self._for_driver(self._upsert(targets, last))
+
     def update(self, targets: Sequence[Target]) -> str:
         *others, named = targets
         changes = ", ".join(f"{quoted(target.name)} = {self._value(target)}" for target in others)
