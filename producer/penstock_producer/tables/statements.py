@@ -52,7 +52,7 @@ class Statements:
         return self._for_driver(self._upsert(targets, f"VALUES ({', '.join(map(self._value, targets))})"))
 
     def trial_upsert(self, targets: Sequence[Target]) -> str:
-        """No row, but the database looks at the rights, the types and the key as for any."""
+        """No row, for SQLite, which looks at the columns and the key as for any."""
         return self._for_driver(self._upsert(targets, f"SELECT {', '.join(map(self._value, targets))} WHERE 1 = 0"))
 
     def upsert_all(self, targets: Sequence[Target]) -> str:
