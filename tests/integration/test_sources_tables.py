@@ -306,7 +306,7 @@ class House:
 
     def queued(self, job: Job) -> set[str]:
         raws = self.server.client().lrange("penstock.api", 0, -1)
-        return {json.loads(as_bytes(raw))["headers"]["id"].split("/")[-1] for raw in raws}
+        return {json.loads(as_bytes(raw))["headers"]["id"].rpartition(":")[2] for raw in raws}
 
     def read(self, job: Job) -> list[Document | BadRow]:
         return list(open_feed_source(self.database, job.job_id, 1).documents({}))
@@ -591,10 +591,10 @@ def test_a_server_that_goes_away_is_waited_for(own_postgres: Any, house: House) 
 
 
 def test_a_column_without_an_index_is_warned_of(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    """Rows are found by it again and again."""
+    """Rows are found by it again and again. DuckDB looks through a column quickly, and needs none."""
     home.run("CREATE TABLE docs (id integer, text text)", "INSERT INTO docs VALUES (1, 'a')")
     home.rows()
-    assert "has no index that begins with 'id'" in caplog.text
+    assert ("has no index that begins with 'id'" in caplog.text) is not home.url.startswith("duckdb")
     caplog.clear()
     home.run("CREATE INDEX by_id ON docs (id, text)")
     home.rows()
@@ -660,12 +660,12 @@ def duckdb(tmp_path: Path) -> Iterator[Home]:
 def test_values_of_duckdb_become_what_those_of_postgresql_do(duckdb: Home) -> None:
     """Decimals, times and uuids are texts, lists and structs JSON; numbers that JSON has not are refused one by one."""
     duckdb.run(
-        "CREATE TABLE docs (id bigint, v DECIMAL(9, 2), at TIMESTAMP, day DATE, u UUID, l INTEGER[], s STRUCT(a INTEGER, b DATE),"
-        " f DOUBLE, ok BOOLEAN)",
+        "CREATE TABLE docs (id bigint, v DECIMAL(9, 2), made TIMESTAMP, day DATE, u UUID, l INTEGER[],"
+        " s STRUCT(a INTEGER, b DATE), f DOUBLE, ok BOOLEAN)",
         "INSERT INTO docs VALUES (1, 1.50, '2026-11-22 17:30:00', '2026-11-22', '0b0bbf4c-12d2-4d6c-a8d3-8fbd5f4ac0f6',"
         " [1, 2], {'a': 1, 'b': DATE '2026-01-02'}, 0.5, true), (2, NULL, NULL, NULL, NULL, NULL, NULL, 'nan', NULL)",
     )
-    shown = spec(table="docs", prompt="{v} {at} {day} {u} {l} {s.a} {s.b} {f} {ok}")
+    shown = spec(table="docs", prompt="{v} {made} {day} {u} {l} {s.a} {s.b} {f} {ok}")
     first, second = duckdb.rows(shown)
     assert asked(first) == (
         "1.50 2026-11-22T17:30:00 2026-11-22 0b0bbf4c-12d2-4d6c-a8d3-8fbd5f4ac0f6 [1,2] 1 2026-01-02 0.5 true"
@@ -679,6 +679,7 @@ def test_values_of_duckdb_become_what_those_of_postgresql_do(duckdb: Home) -> No
 )
 def test_keys_that_find_no_rows_are_refused_with_the_query_that_makes_one(duckdb: Home, key: str, words: str) -> None:
     """Before any row is read."""
+    duckdb.run("SELECT 1")
     with pytest.raises(SourceError, match=rf"invalid_key: .*'id' {words}.*--query 'SELECT CAST"):
         duckdb.rows(spec(query=f"SELECT {key} AS id, 'a' AS text"))
 

@@ -70,7 +70,7 @@ def test_a_table_is_read_in_pages_of_keys(shop: Shop, monkeypatch: pytest.Monkey
     monkeypatch.setattr(by_key, "ROWS", 7)
     shop.run(
         "CREATE TABLE docs (id INT, text MEDIUMTEXT, UNIQUE (id))",
-        "INSERT INTO docs SELECT seq - 6, concat('t', seq, '%s:x') FROM seq_1_to_40",
+        "INSERT INTO docs SELECT CAST(seq AS SIGNED) - 6, concat('t', seq, '%s:x') FROM seq_1_to_40",
         "INSERT INTO docs VALUES (NULL, 'a'), (NULL, 'b'), (999, repeat('é', 5000))",
     )
     rows = shop.rows(max_line_bytes=8_000)
@@ -85,12 +85,12 @@ def test_a_table_is_read_in_pages_of_keys(shop: Shop, monkeypatch: pytest.Monkey
 def test_values_become_what_those_of_postgresql_do(shop: Shop) -> None:
     """Decimals, dates and times are texts, times in UTC; keys may be texts that a query made."""
     shop.run(
-        "CREATE TABLE docs (a INT, b INT, text TEXT, v DECIMAL(9, 2), at TIMESTAMP, day DATE, PRIMARY KEY (a, b))",
+        "CREATE TABLE docs (a INT, b INT, text TEXT, v DECIMAL(9, 2), made TIMESTAMP, day DATE, PRIMARY KEY (a, b))",
         "SET time_zone = '+02:00'",
         "INSERT INTO docs VALUES (1, 2, 'x', 1.5, '2026-11-22 17:30:00', '2026-11-22'), (1, 3, 'y', 2, now(), now())",
     )
-    query = "SELECT concat(a, '-', b) AS id, `text`, v, at, day FROM docs -- all of them"
-    rows = shop.rows(spec(query=query, prompt="{text} {v} {at} {day}"))
+    query = "SELECT concat(a, '-', b) AS id, `text`, v, made, day FROM docs -- all of them"
+    rows = shop.rows(spec(query=query, prompt="{text} {v} {made} {day}"))
     assert [row.doc_id for row in rows] == ["1-2", "1-3"]
     assert asked(rows[0]) == "x 1.50 2026-11-22T15:30:00 2026-11-22"
 

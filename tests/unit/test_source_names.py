@@ -30,11 +30,13 @@ def test_databases_are_told_by_their_names(name: str, is_one: bool) -> None:
     assert is_database(name) is is_one
 
 
-def test_a_file_of_sqlite_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_a_database_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name means the same in every working folder, and in a job spec file it counts from the folder of that file."""
     monkeypatch.chdir(tmp_path)
     assert whole("sqlite:///in.db") == f"sqlite:///{tmp_path}/in.db" == in_folder("sqlite:///in.db", "")
     assert in_folder("sqlite:////abs/in.db", "/else") == "sqlite:////abs/in.db"
+    assert whole("duckdb:///in.db") == f"duckdb:///{tmp_path}/in.db" == in_folder("duckdb:///in.db", "")
+    assert in_folder("duckdb:///md:shop", "/else") == "duckdb:///md:shop"
     assert in_folder("env:DB", "/else") == "env:DB"
 
 

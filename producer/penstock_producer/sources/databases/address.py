@@ -88,8 +88,8 @@ def _addressed(name: str | None, given: str) -> Address:
         raise SourceError(
             "password_in_url",
             f"{shown}: a password in the source would be stored with the job, and others see it in the list of processes; "
-            "export WAREHOUSE_URL=postgresql://… and name the source env:WAREHOUSE_URL, or put the password into PGPASSWORD "
-            "or ~/.pgpass",
+            f"export WAREHOUSE_URL={url.drivername}://… and name the source env:WAREHOUSE_URL"
+            + (", or put the password into PGPASSWORD or ~/.pgpass" if url.drivername in POSTGRESQL else ""),
         )
     return _chosen(name, url, shown)
 

@@ -14,8 +14,9 @@ from typing import Any, Final
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
+from penstock_ledger.redaction import redact
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.source_names import DUCKDB
+from penstock_producer.source_names import DUCKDB, is_database
 
 __all__ = ["MYSQL", "check_driver", "open_other"]
 
@@ -46,12 +47,18 @@ def check_driver(url: URL, shown: str) -> URL:
         engine = create_engine(chosen, poolclass=NullPool)
     except (NoSuchModuleError, ImportError) as error:
         package = _PACKAGES.get(url.drivername) or _PACKAGES.get(url.get_backend_name())
+        if package is None and not is_database(f"{url.drivername}://"):
+            raise SourceError(
+                "invalid_url", f"{shown} is not the URL of a database; write one as postgresql:// and sqlite:// have it"
+            ) from error
         need = f"pip install {package}" if package else f"install the SQLAlchemy dialect of {url.drivername}"
         raise SourceUnavailable(
             f"{shown} needs a driver that is not installed here: {need}, here and for control processes and workers"
         ) from error
     except (ArgumentError, TypeError, ValueError) as error:  # a dialect that wants other parts in its URL
-        raise SourceError("invalid_url", f"{shown} is not a URL that {url.drivername} takes: {error}") from error
+        raise SourceError(
+            "invalid_url", f"{shown} is not a URL that {url.drivername} takes: {redact(str(error))}"
+        ) from error
     if engine.dialect.is_async:
         raise SourceError("unsupported_source", f"{shown} names an asynchronous driver; name one that is not")
     return chosen
