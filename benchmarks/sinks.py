@@ -143,24 +143,18 @@ def _executemany(connection: Any, sink: Any, values: Sequence[Any]) -> None:
 
 def _lists(connection: Any, sink: Any, values: Sequence[Any]) -> None:
     """One statement with a list for each column."""
+    targets = sink._fit.targets
+    casts = ", ".join(f"CAST(c{at} AS {target.type})" for at, target in enumerate(targets))
+    names, marks = ", ".join(f"c{at}" for at in range(len(targets))), ", ".join(["CAST(%s AS text[])"] * len(targets))
     columns = tuple(map(list, zip(*values, strict=True)))
-    connection.exec_driver_sql(sink._statements.upsert_all(sink._fit.targets), columns)
+    statement = sink._statements._upsert(targets, f"SELECT {casts} FROM unnest({marks}) AS given ({names})")
+    connection.exec_driver_sql(statement, columns)
 
 
 def _copy(connection: Any, sink: Any, values: Sequence[Any]) -> None:
-    """COPY into a temporary table, and from there; the table is made once in a session."""
-    targets = sink._fit.targets
-    names = [f"c{at}" for at in range(len(targets))]
-    made = f"CREATE TEMPORARY TABLE IF NOT EXISTS given ({' text, '.join(names)} text) ON COMMIT DELETE ROWS"
-    connection.exec_driver_sql(made)
-    with (
-        connection.connection.driver_connection.cursor() as cursor,
-        cursor.copy(f"COPY given ({', '.join(names)}) FROM STDIN") as copy,
-    ):
-        for row in values:
-            copy.write_row(row)
-    casts = ", ".join(f"CAST({name} AS {target.type})" for name, target in zip(names, targets, strict=True))
-    connection.exec_driver_sql(sink._statements._upsert(targets, f"SELECT {casts} FROM given"))
+    from penstock_producer.tables import copying
+
+    copying.upsert(connection, sink._statements, sink._fit.targets, values)
 
 
 def settle_run(what: str, url: str, rows: int, server: psutil.Process) -> Figures:

@@ -172,17 +172,6 @@ def test_of_two_writers_one_stops(ledger: Database, url: str, target: Engine) ->
     assert rows(target, "SELECT text FROM labels") == [("newer",)]
 
 
-def test_of_two_rows_with_one_id_the_last_counts(ledger: Database, url: str, target: Engine) -> None:
-    """Also where only the table takes them for one, and where both are written together."""
-    change(target, "CREATE TABLE labels (id bigint PRIMARY KEY, status text, text text)")
-    job, store = job_with(ledger, SPEC), OutcomeStore(ledger)
-    store.settle([result("7", "first"), result("8", "other")], [])
-    store.settle([result("07", "second")], [])
-    assert write(ledger, job, url) == 3
-    found = rows(target, "SELECT id, text FROM labels ORDER BY id")
-    assert [(one, orjson.loads(said)["Label"]) for one, said in found] == [(7, "second"), (8, "other")]
-
-
 def test_an_own_table_gets_the_columns_that_it_has(ledger: Database, url: str, target: Engine) -> None:
     """A table with ids that are numbers, a few of the columns and some of its own keeps what results do not have."""
     change(
@@ -262,6 +251,31 @@ def test_embeddings_become_arrays_or_texts(ledger: Database, url: str, target: E
     assert (orjson.loads(first), orjson.loads(more)) == ([1, 0.5], [[2, 3]]) if is_sqlite else (first, more) == (
         [1, 0.5], [[2, 3]]
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_a_user_without_temporary_tables_writes_the_same_rows(ledger: Database, postgres_url: str, may: bool) -> None:
+    """Rows are copied where the user may, else written one by one, and of two with one id the last counts either way."""
+    engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    name = engine.url.database
+    change(
+        engine,
+        f"REVOKE TEMPORARY ON DATABASE {name} FROM PUBLIC",
+        f"CREATE ROLE writer_{name} LOGIN",
+        f"GRANT CREATE ON SCHEMA public TO writer_{name}",
+        "CREATE TABLE labels (id bigint PRIMARY KEY, text text)",
+        f"ALTER TABLE labels OWNER TO writer_{name}",
+    )
+    if may:
+        change(engine, f"GRANT TEMPORARY ON DATABASE {name} TO writer_{name}")
+    job = job_with(ledger, SPEC)
+    store = OutcomeStore(ledger)
+    store.settle([result("7", "first"), result("8", "it's \\ \t 5%")], [])
+    store.settle([result("07", "second")], [])
+    assert write(ledger, job, f"postgresql://writer_{name}@/{name}?host={engine.url.query['host']}") == 3
+    found = rows(engine, "SELECT id, text FROM labels ORDER BY id")
+    assert [(one, orjson.loads(said)["Label"]) for one, said in found] == [(7, "second"), (8, "it's \\ \t 5%")]
+    engine.dispose()
 
 
 @pytest.mark.parametrize("wrong", ["mysql://x/y", "nonsense", "sqlite://", "sqlite:///:memory:"])

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock_producer.errors import SinkError, SinkTaken, SinkUnfit
-from penstock_producer.tables import pgvector
+from penstock_producer.tables import copying, pgvector
 from penstock_producer.tables.answers import FLOAT32_BYTES
 from penstock_producer.tables.columns import Row, Table
 from penstock_producer.tables.fitting import Fit, fit_of
@@ -47,6 +47,7 @@ class TableSink:
         self._sqlite = self._engine.dialect.name == "sqlite"
         self._statements = Statements(named, id_column, is_sqlite=self._sqlite)
         self._fit = Fit((), False, None)
+        self._copies = False
 
     def close(self) -> None:
         """End the connections; the next call opens one anew."""
@@ -130,21 +131,16 @@ class TableSink:
         return connection.exec_driver_sql(self._statements.update(self._fit.targets), values).rowcount
 
     def _try(self, connection: Connection) -> None:
-        """No row is written, but the database looks at the rights, the types and the key as for any."""
         targets = self._fit.targets
-        if self._sqlite or self._fit.updates_only:
-            trial = self._statements.update if self._fit.updates_only else self._statements.trial_upsert
-            connection.exec_driver_sql(trial(targets), (None,) * len(targets))
-        else:
-            self._upsert(connection, ())
+        trial = self._statements.update if self._fit.updates_only else self._statements.trial_upsert
+        connection.exec_driver_sql(trial(targets), (None,) * len(targets))
+        self._copies = not self._sqlite and not self._fit.updates_only and copying.is_allowed(connection)
 
     def _upsert(self, connection: Connection, values: Sequence[tuple[Any, ...]]) -> None:
-        targets = self._fit.targets
-        if self._sqlite:
-            connection.exec_driver_sql(self._statements.upsert(targets), list(values))
+        if self._copies:
+            copying.upsert(connection, self._statements, self._fit.targets, values)
         else:
-            columns = tuple([row[at] for row in values] for at in range(len(targets)))
-            connection.exec_driver_sql(self._statements.upsert_all(targets), columns)
+            connection.exec_driver_sql(self._statements.upsert(self._fit.targets), list(values))
 
     def _place(self, connection: Connection, job_id: str) -> str | None:
         query = text(f"SELECT place FROM {PROGRESS} WHERE job_id = :job AND target = :target")  # noqa: S608  # a constant
