@@ -74,7 +74,7 @@ class PortableRelation:
 
     def rows_statement(self, columns: Sequence[Column]) -> Select[Any]:
         """The rows with some keys: key, size, and the values of rows that are not longer than ``most``."""
-        values = [sa.column(one.name) for one in columns]
+        values: list[ColumnElement[Any]] = [sa.column(one.name) for one in columns]
         sizes = [sa.func.coalesce(self._size(value), 0) for value in values]
         size = functools.reduce(operator.add, sizes, cast(ColumnElement[Any], sa.literal_column("0")))
         labelled = [value.label(f"c{at}") for at, value in enumerate(values)]
