@@ -12,7 +12,7 @@ from email.utils import formatdate
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from benchmarks.documents import doc_id
+from benchmarks.harness.documents import doc_id
 from benchmarks.sources.forms import PREFIX, texts
 
 PAGE: Final = 1_000
