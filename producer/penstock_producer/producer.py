@@ -142,7 +142,10 @@ class Producer:
             raise SourceError(
                 "unsupported_source", f"{seen(source)} is not a source; give a path or an s3:// URI as text"
             )
-        opened = open_source(source, spec, self._settings, remote=self._borders is not None, timeout_s=timeout_s)
+        formats = None if self._borders is None else self._borders.doors.formats
+        opened = open_source(
+            source, spec, self._settings, remote=formats is not None, formats=formats, timeout_s=timeout_s
+        )
         known = self._new.known(job_key)
         if (
             known is not None
