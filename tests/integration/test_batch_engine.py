@@ -312,7 +312,7 @@ async def test_a_pause_lets_running_batches_end_and_makes_none(house: House) -> 
     async with house.working():
         await house.until(lambda: len(house.provider.made) >= 2)
         house.producer.pause(job.job_id)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         made = len(house.provider.made)
         house.provider.ended = True
         await house.until(lambda: house.counts(job).succeeded >= 10 * made)
