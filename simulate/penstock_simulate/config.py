@@ -26,7 +26,20 @@ CHOICES = {
     "credit_error": CREDIT_ERRORS,
     "certificate": CERTIFICATES,
 }
-ABOVE_0 = ("rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "depth_s", "ramp_percent", "ramp_s", "hang_s", "hostile_for_s", "batch_window_s")
+ABOVE_0 = (
+    "rpm",
+    "tpm",
+    "itpm",
+    "otpm",
+    "rpd",
+    "tpd",
+    "depth_s",
+    "ramp_percent",
+    "ramp_s",
+    "hang_s",
+    "hostile_for_s",
+    "batch_window_s",
+)
 FROM_0 = (
     "latency_ms", "latency_sigma", "latency_ms_per_token", "retry_after_s", "ramp_free_rpm", "credit_usd",
     "usd_per_mtok_in", "usd_per_mtok_out", "batch_s", "batch_sigma", "batch_step_s",
@@ -189,6 +202,4 @@ class SimulatorConfig:
         given = {name: getattr(self, name) for name in names if getattr(self, name)}
         if sum(given.values()) > 1 + 1e-9:
             listed = " + ".join(f"{checks.flag(name)} {rate:g}" for name, rate in given.items())
-            raise BadSetting(
-                f"{listed} add up to {sum(given.values()):g}: {why}; keep the sum within 1"
-            )
+            raise BadSetting(f"{listed} add up to {sum(given.values()):g}: {why}; keep the sum within 1")

@@ -6,16 +6,14 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import orjson
 from aiohttp import web
 
-from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, MESSAGES, Call
-from penstock_simulate.batches.anthropic.headers import key_of, version_fault
+from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES
 from penstock_simulate.batches.anthropic.routes import anthropic_routes
-from penstock_simulate.batches.gemini.google import key_of as google_key_of
 from penstock_simulate.batches.gemini.routes import gemini_routes
 from penstock_simulate.batches.openai.routes import openai_routes
 from penstock_simulate.batches.shop import BatchShop
@@ -23,8 +21,8 @@ from penstock_simulate.certificates import served
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.hostile.redirects import TRAP
+from penstock_simulate.inference import generate, inference, messages
 from penstock_simulate.provider import MODELS, Provider
-from penstock_simulate.sending import delay, send
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 BACKLOG = 4096  # connections waiting to be accepted: a fleet opens all of its at once
@@ -34,11 +32,9 @@ JSON = {"Content-Type": "application/json"}
 PROVIDER: web.AppKey[Provider] = web.AppKey("provider", Provider)
 SHOP: web.AppKey[BatchShop] = web.AppKey("shop", BatchShop)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 
 def make_app(config: SimulatorConfig) -> web.Application:
-    """The application; its shutdown ends hanging calls and closes the call log."""
+    """The application; its shutdown ends hanging calls, closes the call log and removes the files of batches."""
     provider, closing = Provider(config), asyncio.Event()
 
     async def ending(_: web.Application) -> None:
@@ -52,9 +48,9 @@ def make_app(config: SimulatorConfig) -> web.Application:
     shop = BatchShop(provider)
     app[PROVIDER], app[SHOP] = provider, shop
     for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS):
-        app.router.add_post(endpoint, _inference(provider, endpoint, closing))
-    app.router.add_post(MESSAGES, _messages(provider, closing))
-    app.router.add_post("/v1beta/models/{model:[^/:]+}:generateContent", _generate(provider, closing))
+        app.router.add_post(endpoint, inference(provider, endpoint, closing))
+    app.router.add_post(MESSAGES, messages(provider, closing))
+    app.router.add_post("/v1beta/models/{model:[^/:]+}:generateContent", generate(provider, closing))
     app.router.add_routes([*openai_routes(shop), *anthropic_routes(shop), *gemini_routes(shop)])
     app.router.add_get("/batches", _batches)
     app.router.add_get("/batches/requests", _batch_requests)
@@ -70,49 +66,6 @@ def make_app(config: SimulatorConfig) -> web.Application:
     app.on_shutdown.append(ending)
     app.on_cleanup.append(ended)
     return app
-
-
-def _inference(provider: Provider, endpoint: str, closing: asyncio.Event) -> Handler:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        headers = request.headers
-        tag, authorization = headers.get("X-Client-Request-Id"), headers.get("Authorization")
-        call = provider.open_call(endpoint, await request.read(), tag, authorization)
-        return await _answered(provider, request, call, closing)
-
-    return answer
-
-
-def _messages(provider: Provider, closing: asyncio.Event) -> Handler:
-    """As other inference, with the key and the version in headers of its own."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        headers = request.headers
-        call = provider.open_call(MESSAGES, await request.read(), headers.get("X-Client-Request-Id"), key_of(headers))
-        call.fault = version_fault(headers)
-        return await _answered(provider, request, call, closing)
-
-    return answer
-
-
-def _generate(provider: Provider, closing: asyncio.Event) -> Handler:
-    """As other inference, with the model in the path and the key in a header of its own."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        tag = request.headers.get("X-Client-Request-Id")
-        call = provider.open_call(GENERATE, await request.read(), tag, google_key_of(request))
-        call.model = request.match_info["model"]
-        return await _answered(provider, request, call, closing)
-
-    return answer
-
-
-async def _answered(
-    provider: Provider, request: web.Request, call: Call, closing: asyncio.Event
-) -> web.StreamResponse:
-    reply = provider.decide(call, time.monotonic(), request.headers.get("Host", ""))
-    await delay(request, reply, closing)
-    provider.close_call(call, reply, unread=request.transport is None or request.transport.is_closing())
-    return await send(request, reply, closing)
 
 
 async def _models(_: web.Request) -> web.Response:

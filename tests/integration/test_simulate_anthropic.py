@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import anthropic
-import httpx
 import pytest
 from anthropic import AsyncAnthropic
 from anthropic.types.messages import MessageBatch
@@ -23,9 +23,11 @@ LONG = "A file is read from the archive. " * 200
 
 @asynccontextmanager
 async def sdk(**config: Any) -> AsyncIterator[AsyncAnthropic]:
-    async with running(SimulatorConfig(**{**FAST, **config})) as url:
-        async with AsyncAnthropic(base_url=url, api_key="k", max_retries=0) as client:
-            yield client
+    async with (
+        running(SimulatorConfig(**{**FAST, **config})) as url,
+        AsyncAnthropic(base_url=url, api_key="k", max_retries=0) as client,
+    ):
+        yield client
 
 
 def requests(number: int) -> list[Any]:
@@ -54,7 +56,7 @@ async def test_a_message_is_answered_in_real_time() -> None:
     """The answer, its usage and its headers are those that the SDK reads."""
     async with sdk(rpm=600, itpm=60_000, otpm=60_000) as client:
         raw = await client.messages.with_raw_response.create(**ASK)
-        message = raw.parse()
+        message = await raw.parse()
         assert message.id.startswith("msg_")
         assert (message.stop_reason, message.role) == ("end_turn", "assistant")
         assert message.content[0].type == "text"
@@ -72,7 +74,9 @@ async def test_a_message_is_answered_in_real_time() -> None:
         ({"stop_sequences": ["Summary"]}, "stop_sequence"),
         (
             {
-                "tools": [{"name": "file", "input_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}],
+                "tools": [
+                    {"name": "file", "input_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+                ],
                 "tool_choice": {"type": "tool", "name": "file"},
             },
             "tool_use",
@@ -105,7 +109,7 @@ async def test_a_declined_document_is_answered_with_a_refusal() -> None:
 
 
 async def test_a_marked_prompt_is_written_to_the_cache_and_then_read() -> None:
-    """Both are told apart from the other input; a short prompt is not cached."""
+    """Both are counted apart from the other input; a short prompt is not cached."""
     marked: Any = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]
     async with sdk() as client:
         first = (await client.messages.create(**ASK, system=marked)).usage
@@ -148,11 +152,11 @@ async def test_errors_are_in_anthropics_words() -> None:
             assert body["request_id"] == caught.value.response.headers["request-id"]
         with pytest.raises(anthropic.AuthenticationError):
             await client.with_options(api_key="other").messages.create(**ASK)
-        async with httpx.AsyncClient(base_url=str(client.base_url), headers={"x-api-key": "k"}) as plain:
+        async with aiohttp.ClientSession(str(client.base_url), headers={"x-api-key": "k"}) as plain:
             for path in ("/v1/messages", "/v1/messages/batches"):
-                answer = await plain.post(path, json=ASK)
-                assert answer.status_code == 400
-                assert "anthropic-version" in answer.json()["error"]["message"]
+                async with plain.post(path, json=ASK) as answer:
+                    assert answer.status == 400
+                    assert "anthropic-version" in (await answer.json())["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +289,7 @@ async def test_lists_go_both_ways() -> None:
 async def test_a_batch_reads_its_shared_prompt_from_the_cache() -> None:
     """One request writes the marked beginning, and the others read it."""
     marked = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]
-    given = [{"custom_id": f"d{at}", "params": {**ASK, "system": marked, "top_k": at}} for at in range(5)]
+    given: list[Any] = [{"custom_id": f"d{at}", "params": {**ASK, "system": marked, "top_k": at}} for at in range(5)]
     async with sdk() as client:
         batch = await ended(client, await client.messages.batches.create(requests=given))
         used = [result.message.usage for result in (await results(client, batch)).values()]

@@ -39,7 +39,9 @@ def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
             return refusals.invalid(f"messages.{at}.content: Input should be a text or a list of blocks", "messages")
     if not _is_content(body.get("system", "")):
         return refusals.invalid("system: Input should be a text or a list of blocks", "system")
-    return None if isinstance(body.get("tools", []), list) else refusals.invalid("tools: Input should be a list", "tools")
+    return (
+        None if isinstance(body.get("tools", []), list) else refusals.invalid("tools: Input should be a list", "tools")
+    )
 
 
 def segments(body: Mapping[str, Any]) -> Iterator[Segment]:

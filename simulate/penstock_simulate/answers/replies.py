@@ -29,11 +29,11 @@ class Api(NamedTuple):
 
     headers: HeaderStyle
     write_error: dialects.Dialect
-    id_header: str
+    id_header: str = "x-request-id"
 
 
 ANTHROPIC = Api(HeaderStyle.ANTHROPIC, dialects.anthropic, "request-id")
-GEMINI = Api(HeaderStyle.NONE, dialects.gemini, "x-request-id")
+GEMINI = Api(HeaderStyle.NONE, dialects.gemini)
 
 
 def poison_of(call: Call, fates: Fates) -> Poison | None:
@@ -64,12 +64,9 @@ class Replies:
         self._fates = Fates(config)
         metering = config.metering
         given = HeaderStyle(metering.headers)
-        self._write_headers = WRITERS[given]
-        self._write_error = dialects.anthropic if given is HeaderStyle.ANTHROPIC else dialects.openai
-        self._id_header = "x-request-id"
-        if api is not None:
-            self._write_headers = WRITERS[HeaderStyle.NONE if given is HeaderStyle.NONE else api.headers]
-            self._write_error, self._id_header = api.write_error, api.id_header
+        api = api or Api(given, dialects.anthropic if given is HeaderStyle.ANTHROPIC else dialects.openai)
+        self._write_headers = WRITERS[HeaderStyle.NONE if given is HeaderStyle.NONE else api.headers]
+        self._write_error, self._id_header = api.write_error, api.id_header
         self._retry = RetryHeaders(RetryStyle(metering.retry_style), wall)
 
     def refuse(self, refusal: Refusal, meters: Meters, now: float, latency_s: float = 0.0) -> Reply:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 _TABLE = """
 CREATE TABLE requests (
@@ -29,9 +28,10 @@ MAX_LISTED = 100_000  # requests of one answer: more of them are asked for with 
 class RequestAccount:
     """Called from the threads that read inputs and write outputs, one at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sql = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        # The empty name is a database of this connection alone, which SQLite puts on disk once it is large.
+        self._sql = sqlite3.connect("", check_same_thread=False, isolation_level=None)
         self._sql.execute("PRAGMA journal_mode = OFF")  # it goes with the simulator: nothing needs to survive
         self._sql.execute("PRAGMA synchronous = OFF")
         self._sql.execute(_TABLE)

@@ -44,7 +44,7 @@ class Dialect(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """``tag`` is what the client told about it, shown to people: metadata, a display name."""
+    """``tag`` is what the client said about it, for people: metadata, a display name."""
 
     id: str
     dialect: Dialect

@@ -13,7 +13,7 @@ from penstock_simulate.answers.replies import declines, poison_of
 
 
 class Fate(IntEnum):
-    """One byte per request: the outcome of a batch's running is known beforehand, and told as the clock allows."""
+    """One byte per request: the outcome of a batch's running is known beforehand, and shown as the clock allows."""
 
     GOOD = 0
     REFUSED = 1  # its body cannot be used

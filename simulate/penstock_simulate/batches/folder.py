@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import AsyncIterable
 from pathlib import Path
+from typing import IO
 
+PREFIX, LOCK = "penstock-simulate-", "lock"
 MAX_STORED_BYTES = 64 * 1024**3  # of all files together: what one machine's disk should give to a simulator
 
 
@@ -16,16 +21,19 @@ class TooLarge(Exception):
 
 
 class Folder:
-    """Writes and removes files under names of its own. Close it when the simulator ends."""
+    """Writes and removes files under names of its own, in a folder that is made for the first. Close it at the end."""
 
     def __init__(self) -> None:
-        self._place = tempfile.TemporaryDirectory(prefix="penstock-simulate-")
-        self.path = Path(self._place.name)
-        self.stored = 0  # bytes of the files that `keep` counted
+        self._place: Path | None = None
+        self._lock: IO[bytes] | None = None  # held as long as the folder is in use
+        self.stored = 0  # bytes of the files, but for indexes
 
     def new(self, ending: str = "") -> Path:
         """A path that no file has."""
-        return self.path / (uuid.uuid4().hex + ending)
+        if self._place is None:
+            self._place, self._lock = _made()
+            _sweep()
+        return self._place / (uuid.uuid4().hex + ending)
 
     def empty(self) -> Path:
         """A new file without bytes."""
@@ -45,8 +53,8 @@ class Folder:
 
     async def extend(self, path: Path, chunks: AsyncIterable[bytes], most: int) -> None:
         """Put these bytes behind those that are there. Raises TooLarge where it has more than ``most`` then."""
-        size = path.stat().st_size
         with path.open("ab") as file:
+            size = file.tell()
             async for chunk in chunks:
                 size += len(chunk)
                 if size > most or self.stored + len(chunk) > MAX_STORED_BYTES:
@@ -71,4 +79,24 @@ class Folder:
             path.unlink()
 
     def close(self) -> None:
-        self._place.cleanup()
+        if self._place is not None and self._lock is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+            self._lock.close()
+            self._place = None
+
+
+def _made() -> tuple[Path, IO[bytes]]:
+    """A new folder and its lock, which is there only once it is held."""
+    place = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = (place / "lock.new").open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (place / "lock.new").rename(place / LOCK)
+    return place, lock
+
+
+def _sweep() -> None:
+    """Remove the folders of simulators that were killed: those whose lock is free."""
+    for left in Path(tempfile.gettempdir()).glob(PREFIX + "*/" + LOCK):
+        with contextlib.suppress(OSError), left.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class Index:
-    """On disk but for a byte per request: what counts are told from while the batch runs."""
+    """On disk but for a byte per request, from which counts are made while the batch runs."""
 
     def __init__(self, path: Path, fates: bytes) -> None:
         self._path, self._fates = path, fates

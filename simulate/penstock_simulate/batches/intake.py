@@ -12,7 +12,7 @@ from penstock_simulate.batches.account import RequestAccount
 from penstock_simulate.batches.fates import Fate, lasting_fate, passing_fate
 from penstock_simulate.batches.index import Index, IndexMaker
 
-MAX_PROBLEMS = 100  # of one batch that are told: a wrong file has one on each line
+MAX_PROBLEMS = 100  # of one batch that are shown: a wrong file has one on each line
 
 
 class Problem(NamedTuple):

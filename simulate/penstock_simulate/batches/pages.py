@@ -8,6 +8,7 @@ from typing import Any
 from penstock_simulate.answers import refusals
 from penstock_simulate.batches.refused import Refused
 
+
 def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
     """The page's length. Raises Refused for one that cannot be used."""
     given = query.get("limit", str(default))

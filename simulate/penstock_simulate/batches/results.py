@@ -1,4 +1,4 @@
-"""Writes the answers of a batch to disk when it is first seen to be over: nothing is worked out for one that nobody reads."""
+"""Writes the results of a batch to disk when a client first asks: nothing is worked out for one that is never read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Wording(Protocol):
     def undone(self, asked: Asked, why: Undone, request_id: str) -> bytes: ...
 
     def unknown(self, line: bytes, asked: Asked) -> bytes:
-        """The same result under a custom_id that nobody gave."""
+        """The same result under a custom_id that was never given."""
         ...
 
 
@@ -53,7 +53,7 @@ class Job(NamedTuple):
 
     batch: str
     source: Path
-    index: Index
+    requests: Index
     done: int
     rest: Undone
 
@@ -113,7 +113,7 @@ class ResultWriter:
         return found
 
     def _lines(self, job: Job, found: Results) -> Iterator[tuple[Asked, bytes, bool]]:
-        for at, (fate, raw) in enumerate(job.index.read(job.source)):
+        for at, (fate, raw) in enumerate(job.requests.read(job.source)):
             asked, request_id = self._wording.asked(raw), f"req_{job.batch[-12:]}{at:08x}"
             asked.call.declines = fate is Fate.DECLINED
             why = job.rest if at >= job.done else Undone.TIMED_OUT if fate is Fate.TIMED_OUT else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,10 @@ async def download(shop: BatchShop, request: web.Request, batch: Batch, path: Pa
 async def _broken_off(request: web.Request, path: Path) -> web.StreamResponse:
     """The first half of a file; then the connection ends."""
     response = web.StreamResponse()
-    response.content_length = size = path.stat().st_size
-    await response.prepare(request)
-    left = size // 2
     with path.open("rb") as file:
+        response.content_length = size = os.fstat(file.fileno()).st_size
+        await response.prepare(request)
+        left = size // 2
         while left > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
             await response.write(chunk)
             left -= len(chunk)

@@ -37,7 +37,7 @@ class BatchShop:
         self.now = wall
         self.folder = Folder()
         self._provider = provider
-        self._account = RequestAccount(self.folder.path / "requests.sqlite")
+        self._account = RequestAccount()
         self._luck = BatchLuck()
         self._batches: dict[str, Batch] = {}
         self._calls: Counter[str] = Counter()
@@ -109,7 +109,7 @@ class BatchShop:
     def stats(self) -> dict[str, Any]:
         """For `GET /stats`: the calls of batch APIs, batches by what became of them, and their requests."""
         now = self.now()
-        statuses = Counter(batch.course.status(now) for batch in self._batches.values())
+        statuses = Counter(batch.course.status(now).value for batch in self._batches.values())
         unread = sum(1 for batch in self._batches.values() if batch.reads == 0 and batch.counts(now).good)
         return {
             "calls": dict(sorted(self._calls.items())),

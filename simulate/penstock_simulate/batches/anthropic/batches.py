@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -111,7 +110,7 @@ class AnthropicBatches:
             raise Refused(refusals.invalid(f"Message Batch {ident} not found.", status=404))
         return self._batches[ident]
 
-    def _shown(self, batch: Batch, request: web.Request) -> Mapping[str, Any]:
+    def _shown(self, batch: Batch, request: web.Request) -> dict[str, Any]:
         results_url = f"{request.url.origin()}{PATH}/{batch.id}/results"
         return shown(batch, self._shop.now(), results_url)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from penstock_simulate.answers import refusals
 from penstock_simulate.answers.refusals import Refusal
 
-VERSION = "2023-06-01"
+VERSIONS = ("2023-06-01", "2026-10-21")  # what is answered here is the same in both
 
 
 def key_of(headers: Mapping[str, str]) -> str | None:
@@ -18,8 +18,8 @@ def key_of(headers: Mapping[str, str]) -> str | None:
 
 def version_fault(headers: Mapping[str, str]) -> Refusal | None:
     given = headers.get("anthropic-version")
-    if given == VERSION:
+    if given in VERSIONS:
         return None
     if given is None:
         return refusals.invalid("anthropic-version: header is required")
-    return refusals.invalid(f"anthropic-version: {given!r} is not a valid version; send {VERSION}")
+    return refusals.invalid(f"anthropic-version: {given!r} is not a valid version; send {VERSIONS[-1]}")

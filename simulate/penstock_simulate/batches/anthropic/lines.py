@@ -66,14 +66,11 @@ class AnthropicReader:
 
     def checked(self, raw: bytes, number: int) -> Asked | None:
         given, at = orjson.loads(raw), f"requests.{number - 1}"
-        if not isinstance(given, dict) or not isinstance(given.get("params"), dict):
-            return self._problem(f"{at}.params: Field required", number)
-        custom_id = given.get("custom_id")
-        if not isinstance(custom_id, str) or CUSTOM_ID.fullmatch(custom_id) is None:
-            return self._problem(f"{at}.custom_id: String should match pattern '^[a-zA-Z0-9_-]{{1,64}}$'", number)
-        if custom_id in self._seen:
-            return self._problem(f"{at}.custom_id: {custom_id!r} is used more than once in this batch", number)
-        self._seen.add(custom_id)
+        fault = self._fault(given)
+        if fault is not None:
+            self.problems.append(Problem("invalid_request_error", f"{at}.{fault}", number))
+            return None
+        self._seen.add(given["custom_id"])
         return read_request(given)
 
     def whole(self, requests: int) -> None:
@@ -83,8 +80,13 @@ class AnthropicReader:
             told = f"requests: List should have at most {MAX_REQUESTS} items, not {requests}"
             self.problems = [Problem("invalid_request_error", told)]
 
-    def _problem(self, message: str, line: int) -> None:
-        self.problems.append(Problem("invalid_request_error", message, line))
+    def _fault(self, given: Any) -> str | None:
+        if not isinstance(given, dict) or not isinstance(given.get("params"), dict):
+            return "params: Field required"
+        custom_id = given.get("custom_id")
+        if not isinstance(custom_id, str) or CUSTOM_ID.fullmatch(custom_id) is None:
+            return "custom_id: String should match pattern '^[a-zA-Z0-9_-]{1,64}$'"
+        return f"custom_id: {custom_id!r} is used more than once" if custom_id in self._seen else None
 
 
 class AnthropicWording:

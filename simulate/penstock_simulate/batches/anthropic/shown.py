@@ -16,7 +16,7 @@ def is_archived(batch: Batch, now: float) -> bool:
 
 
 def shown(batch: Batch, now: float, results_url: str) -> dict[str, Any]:
-    """All requests are processing until the batch has ended: only then is told what became of them."""
+    """All requests are processing until the batch has ended: only then it shows what became of them."""
     status, at = batch.course.status(now), {moment.status: moment.at for moment in batch.course.moments(now)}
     over, archived = status in OVER, is_archived(batch, now)
     return {

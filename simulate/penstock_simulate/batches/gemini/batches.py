@@ -67,20 +67,20 @@ class GeminiBatches:
             code, message, *_ = batch.problems[0]
             raise Refused(Refusal(429, message, code) if code == QUEUE_FULL else refusals.invalid(message))
         self._shop.keep(batch)
-        self._batches[batch.id] = GeminiBatch(batch, inline)
+        made = self._batches[batch.id] = GeminiBatch(batch, inline)
         if self._shop.strikes("create", self._shop.config.batch_create_500_share):
             raise Refused(refusals.failed())
-        return json(shown(batch, self._shop.now(), None))
+        return json(await self._shown(made))
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.list", request)
         names, token = google.page(list(reversed(self._batches)), request, PAGE, MAX_PAGE)
-        found = [await self._shown(self._batches[name], request) for name in names]
+        found = [await self._shown(self._batches[name]) for name in names]
         return json({"operations": found} | ({"nextPageToken": token} if token else {}))
 
     async def look(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.get", request)
-        return json(await self._shown(self._batch(request), request))
+        return json(await self._shown(self._batch(request)))
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         """Answered at once, with nothing; one that is over stays as it is."""
@@ -109,7 +109,7 @@ class GeminiBatches:
             raise Refused(refusals.invalid(f"Batch {name} was not found.", status=404))
         return self._batches[name]
 
-    async def _shown(self, found: GeminiBatch, request: web.Request) -> dict[str, Any]:
+    async def _shown(self, found: GeminiBatch) -> dict[str, Any]:
         now = self._shop.now()
         output = None
         if found.batch.course.status(now) is not Status.EXPIRED:  # what was done by then is not given out

@@ -108,14 +108,18 @@ class GeminiFiles:
         file = self._open.get(request.match_info["upload"])
         if file is None:
             raise Refused(refusals.invalid("This upload has ended, or was never begun.", status=404))
+        command = request.headers.get("X-Goog-Upload-Command", "")
         have, offset = file.path.stat().st_size, request.headers.get("X-Goog-Upload-Offset", "0")
+        if "query" in command:
+            return web.Response(headers={"x-goog-upload-status": "active", "x-goog-upload-size-received": str(have)})
         if offset != str(have):
             raise Refused(refusals.invalid(f"X-Goog-Upload-Offset: {offset!r} is not {have}, the bytes that are here."))
         try:
             await self._shop.folder.extend(file.path, request.content.iter_chunked(CHUNK_BYTES), MAX_FILE_BYTES)
         except TooLarge:
+            self._shop.folder.remove(self._open.pop(request.match_info["upload"]).path)
             raise Refused(refusals.invalid(f"File is too large: the maximum is {MAX_FILE_BYTES}.")) from None
-        if "finalize" not in request.headers.get("X-Goog-Upload-Command", ""):
+        if "finalize" not in command:
             return web.Response(headers={"x-goog-upload-status": "active"})
         self._open.pop(request.match_info["upload"], None)
         self.add(file)

@@ -41,7 +41,7 @@ def read_request(given: dict[str, Any], model: str) -> Asked:
     else:
         document = "body-" + blake2b(orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
     call = Call(GENERATE, b"", None, document, 1, document, model=model)
-    echo = {name: given[name] for name in ("key", "metadata") if name in given}
+    echo: dict[str, Any] = {name: given[name] for name in ("key", "metadata") if name in given}
     return Asked(document, call, misshapen(call, body) is None, echo)
 
 

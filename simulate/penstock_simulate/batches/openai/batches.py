@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import orjson
 from aiohttp import web
 
 from penstock_simulate.answers import refusals
 from penstock_simulate.batches import pages
 from penstock_simulate.batches.batch import Batch, Dialect
 from penstock_simulate.batches.course import Status
+from penstock_simulate.batches.openai.asked import WINDOW, endpoint_of, given_in, metadata_of, outputs_expire_s
 from penstock_simulate.batches.openai.check import OpenAIReader, no_room
-from penstock_simulate.batches.openai.file_store import CLIENT_EXPIRES_S, EXPIRES_S, OUTPUT, FileStore
-from penstock_simulate.batches.openai.lines import ENDPOINTS, OpenAIWording
+from penstock_simulate.batches.openai.file_store import EXPIRES_S, OUTPUT, FileStore
+from penstock_simulate.batches.openai.lines import OpenAIWording
 from penstock_simulate.batches.refused import Refused
 from penstock_simulate.batches.sent import json
 from penstock_simulate.batches.shop import BatchShop
 from penstock_simulate.reply import Usage
 
-WINDOW = "24h"  # the only one that there is; how long it lasts here is a setting
 PAGE, MAX_PAGE = 20, 100
-MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # of metadata
 
 
 @dataclass(slots=True)
@@ -94,13 +91,13 @@ class OpenAIBatches:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Faults of the input are found later: the batch is created, and then fails."""
         self._enter("batches.create", request, spends=True)
-        given = _given(await request.read())
-        endpoint, metadata = _endpoint(given), _metadata(given.get("metadata"))
+        given = given_in(await request.read())
+        endpoint, metadata = endpoint_of(given), metadata_of(given.get("metadata"))
         source = self._store.get_input(given.get("input_file_id"), self._shop.now())
         dialect = Dialect("openai", OpenAIReader(endpoint), OpenAIWording(), no_room)
         kept = self._shop.folder.link(source.path)  # the client may delete its file while the batch runs
         batch = self._shop.submit("batch_" + uuid4().hex, dialect, kept, metadata)
-        made = OpenAIBatch(batch, source.id, endpoint, metadata, _outputs_expire_s(given))
+        made = OpenAIBatch(batch, source.id, endpoint, metadata, outputs_expire_s(given))
         self._batches[batch.id] = made
         if self._shop.strikes("create", self._shop.config.batch_create_500_share):
             raise Refused(refusals.failed())
@@ -111,7 +108,9 @@ class OpenAIBatches:
         names = list(reversed(self._batches))
         limit = pages.limit_of(request.query, PAGE, MAX_PAGE)
         page, more = pages.after(names, request.query.get("after"), limit)
-        return json({"object": "list"} | pages.listed([await self._shown(self._batches[name]) for name in page], more=more))
+        return json(
+            {"object": "list"} | pages.listed([await self._shown(self._batches[name]) for name in page], more=more)
+        )
 
     async def look(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.retrieve", request)
@@ -156,54 +155,6 @@ class OpenAIBatches:
         file = self._store.add(path, now, name, OUTPUT, found.outputs_expire_s)
         file.of = found.batch
         return file.id
-
-
-def _given(raw: bytes) -> Mapping[str, Any]:
-    try:
-        given = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        told = f"We could not parse the JSON body of your request: {error}"
-        raise Refused(refusals.invalid(told)) from None
-    if not isinstance(given, dict):
-        raise Refused(refusals.invalid("The body of your request must be a JSON object."))
-    if given.get("completion_window") != WINDOW:
-        told = f"Invalid value: {given.get('completion_window')!r}. Supported values are: '{WINDOW}'."
-        raise Refused(refusals.invalid(told, "completion_window", "invalid_value"))
-    return given
-
-
-def _endpoint(given: Mapping[str, Any]) -> str:
-    endpoint = given.get("endpoint")
-    if isinstance(endpoint, str) and endpoint in ENDPOINTS:
-        return endpoint
-    told = f"Invalid value: {endpoint!r}. This simulator answers: {', '.join(ENDPOINTS)}."
-    raise Refused(refusals.invalid(told, "endpoint", "invalid_value"))
-
-
-def _metadata(given: object) -> dict[str, str] | None:
-    if given is None:
-        return None
-    fits = isinstance(given, dict) and len(given) <= MAX_PAIRS
-    if not isinstance(given, dict) or not fits or not all(_pair_fits(key, given[key]) for key in given):
-        told = f"metadata: give up to {MAX_PAIRS} pairs, keys up to {MAX_KEY} and texts up to {MAX_VALUE} characters."
-        raise Refused(refusals.invalid(told, "metadata"))
-    return given
-
-
-def _pair_fits(key: str, value: object) -> bool:
-    return len(key) <= MAX_KEY and isinstance(value, str) and len(value) <= MAX_VALUE
-
-
-def _outputs_expire_s(given: Mapping[str, Any]) -> float:
-    wanted = given.get("output_expires_after")
-    if wanted is None:
-        return EXPIRES_S
-    seconds = wanted.get("seconds") if isinstance(wanted, dict) else None
-    least, most = CLIENT_EXPIRES_S
-    if not isinstance(seconds, int) or not least <= seconds <= most or wanted.get("anchor") != "created_at":
-        told = f"output_expires_after: give the anchor 'created_at' and {least} to {most} seconds."
-        raise Refused(refusals.invalid(told, "output_expires_after"))
-    return seconds
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -43,10 +43,12 @@ class OpenAIReader:
         except orjson.JSONDecodeError:
             line = None
         if not isinstance(line, dict):
-            return self._problem("invalid_json_line", "This line is not parseable as valid JSON.", number)
+            self._add("invalid_json_line", "This line is not parseable as valid JSON.", number)
+            return None
         problem = _shape(line) or self._fits(line)
         if problem is not None:
-            return self._problem(*problem[:2], number, problem[2])
+            self._add(*problem[:2], number, problem[2])
+            return None
         asked = read_line(line)
         self._texts += len(asked.call.texts)
         return asked
@@ -78,7 +80,7 @@ class OpenAIReader:
             return "model_mismatch", told, "body.model"
         return None
 
-    def _problem(self, code: str, message: str, line: int, param: str | None = None) -> None:
+    def _add(self, code: str, message: str, line: int, param: str | None = None) -> None:
         self.problems.append(Problem(code, message, line, param))
 
 

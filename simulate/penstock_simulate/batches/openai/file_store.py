@@ -59,9 +59,7 @@ class FileStore:
         if expires_s is None and purpose in (BATCH, OUTPUT):
             expires_s = EXPIRES_S
         expires_at = None if expires_s is None else now + expires_s
-        file = StoredFile(
-            "file-" + uuid4().hex[:22], path, path.stat().st_size, now, expires_at, filename, purpose
-        )
+        file = StoredFile("file-" + uuid4().hex[:22], path, path.stat().st_size, now, expires_at, filename, purpose)
         self._files[file.id] = file
         return file
 

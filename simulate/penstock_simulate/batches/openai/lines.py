@@ -49,9 +49,7 @@ class OpenAIWording:
 
     def undone(self, asked: Asked, why: Undone, request_id: str) -> bytes:
         error = {"code": why.value, "message": MESSAGES[why]}
-        return orjson.dumps(
-            {"id": _id(request_id), "custom_id": asked.custom_id, "response": None, "error": error}
-        )
+        return orjson.dumps({"id": _id(request_id), "custom_id": asked.custom_id, "response": None, "error": error})
 
     def unknown(self, line: bytes, asked: Asked) -> bytes:
         return orjson.dumps(orjson.loads(line) | {"custom_id": f"unknown-{uuid4().hex[:12]}"})
