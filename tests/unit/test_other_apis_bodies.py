@@ -221,7 +221,8 @@ def test_messages_without_a_system_text_and_parameters_of_their_own_are_a_body()
 
 
 def gemini(**given: Any) -> JobSpec:
-    return JobSpec(**{"endpoint": GENERATE, "model": "g", "lane": "batch"} | given)
+    fields: dict[str, Any] = {"endpoint": GENERATE, "model": "g", "lane": "batch", **given}
+    return JobSpec(**fields)
 
 
 def test_a_prompt_becomes_a_request_of_gemini() -> None:
