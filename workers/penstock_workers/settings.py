@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from penstock_ledger.keys import ANSWERS_MAX
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
-from penstock_producer.job.borders import DoorSettings
+from penstock_producer.accepting.borders import DoorSettings
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_workers.amqp_address import AmqpAddress
@@ -74,7 +74,6 @@ class ProviderSettings(ProviderFacts):
     batch_enqueued_tokens: Annotated[int, Field(ge=1)] | None = (
         None  # prompt tokens in batches at once; None = no limit
     )
-    batch_discount: Annotated[float, Field(ge=0, lt=1)] = 0.5  # off the prices, for what batches cost
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     adaptive: bool | None = None  # find out how many requests it takes at once; None = where no limit is declared
     metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
@@ -152,20 +151,6 @@ class ProviderSettings(ProviderFacts):
         if self.tpm is not None and (self.itpm is not None or self.otpm is not None):
             raise ValueError("give tpm (input and output together), or itpm and otpm (apart), not both")
         return self
-
-    def without_prices(self) -> Self:
-        """For lanes that host a model: their answers cost no provider's tokens."""
-        return self.model_copy(update={"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 0.0})
-
-    def at_batch_prices(self) -> Self:
-        """For the lane that sends batches."""
-        paid = 1 - self.batch_discount
-        prices = {"usd_per_mtok_in": self.usd_per_mtok_in * paid, "usd_per_mtok_out": self.usd_per_mtok_out * paid}
-        return self.model_copy(update=prices)
-
-    def cost_microusd(self, prompt_tokens: int | None, completion_tokens: int | None) -> int:
-        """Millionths of a dollar for one answered call: dollars per million tokens times tokens is just that."""
-        return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
 
 
 class CostSettings(BaseModel):

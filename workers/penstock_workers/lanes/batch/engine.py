@@ -22,7 +22,7 @@ from penstock_workers.heartbeat import Heartbeat
 from penstock_workers.item.deliveries import Bridge, Delivery
 from penstock_workers.item.outcome import Unreadable
 from penstock_workers.item.run.job_code import JobCode
-from penstock_workers.item.run.jobs import JobBook, read_job
+from penstock_workers.item.run.reading.jobs import JobBook, read_job
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.settling.made_with import MadeWithNotes
 from penstock_workers.item.settling.settle import Settler

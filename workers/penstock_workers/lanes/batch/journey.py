@@ -23,7 +23,7 @@ from penstock_workers.errors import JobCannotRun
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import JobView
-from penstock_workers.item.run.jobs import JobBook
+from penstock_workers.item.run.reading.jobs import JobBook
 from penstock_workers.lanes.batch.collect import Collector
 from penstock_workers.lanes.batch.packed import PackedBatch, PackedFolder
 from penstock_workers.lanes.batch.packing import Packer, Stopped
