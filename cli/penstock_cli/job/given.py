@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.pairs import parse_pairs
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
-from penstock_producer.job.lanes import asks_in_batches
+from penstock_producer.job.lanes import packs
 from penstock_producer.job.options import OPTIONS, FlagForm
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class GivenJob:
             return self
         if api not in _ENDPOINTS:
             raise UsageProblem(f"--api {api!r} is refused: the APIs are {', '.join(_ENDPOINTS)}")
-        if api == "gemini" and not asks_in_batches(str(self.flags.get("lane"))):
+        if api == "gemini" and not packs(str(self.flags.get("lane"))):
             raise UsageProblem(
                 "--api gemini is for the lane batch; in real time ask Gemini by OpenAI's API: "
                 "--base-url https://generativelanguage.googleapis.com/v1beta/openai"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from penstock_ratelimit.for_penstock import MAX_TOKENS_BELIEVED
+from penstock_workers.item.tokens import believed
 
 Usage = Mapping[str, Any] | None
 
@@ -62,11 +62,16 @@ def counted(usage: Usage) -> tuple[int | None, int | None]:
     if usage is None:
         return None, None
     if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
-        return _with_cache(usage), _tokens(usage.get("output_tokens"))
+        return _with_cache(usage), believed(usage.get("output_tokens"))
     return (
-        _tokens(usage.get("prompt_tokens", usage.get("input_tokens"))),
-        _tokens(usage.get("completion_tokens", usage.get("output_tokens"))),
+        believed(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        believed(usage.get("completion_tokens", usage.get("output_tokens"))),
     )
+
+
+def model_of(parsed: dict[str, Any]) -> str | None:
+    """That gave the answer."""
+    return _text(parsed.get("model", parsed.get("modelVersion")))
 
 
 def _of_choice(choice: dict[str, Any]) -> Said:
@@ -105,7 +110,7 @@ def _of_candidates(answer: dict[str, Any]) -> Said:
 
 def _geminis_usage(given: dict[str, Any]) -> dict[str, Any]:
     """What it thought is paid for as output."""
-    written = [_tokens(given.get(name)) for name in ("candidatesTokenCount", "thoughtsTokenCount")]
+    written = [believed(given.get(name)) for name in ("candidatesTokenCount", "thoughtsTokenCount")]
     known = [tokens for tokens in written if tokens is not None]
     cached = {"prompt_tokens_details": {"cached_tokens": given.get("cachedContentTokenCount")}}
     return {
@@ -117,17 +122,11 @@ def _geminis_usage(given: dict[str, Any]) -> dict[str, Any]:
 
 def _with_cache(usage: Mapping[str, Any]) -> int | None:
     """Anthropic counts a prompt in three parts: what was new, written to its cache, and read from it."""
-    fresh = _tokens(usage.get("input_tokens"))
+    fresh = believed(usage.get("input_tokens"))
     if fresh is None:
         return None
     names = ("cache_creation_input_tokens", "cache_read_input_tokens")
-    return _tokens(fresh + sum(_tokens(usage.get(name)) or 0 for name in names))
-
-
-def _tokens(value: object) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS_BELIEVED:
-        return value
-    return None
+    return believed(fresh + sum(believed(usage.get(name)) or 0 for name in names))
 
 
 def _reason(value: object) -> str | None:

@@ -18,7 +18,7 @@ from penstock_ledger.vectors import unpack
 from penstock_ratelimit import Signal, classify
 from penstock_ratelimit.for_penstock import DETAIL_CHARS, is_page
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
-from penstock_workers.item.answer_forms import counted, read_form, usage_of
+from penstock_workers.item.answer_forms import counted, model_of, read_form, usage_of
 
 __all__ = ["ASTRAY"]
 
@@ -43,6 +43,8 @@ class Failure:
     page: bool = False  # an HTML page: a proxy or a firewall answered in the provider's place
     prompt_tokens: int | None = None  # of an answer that was paid for and cannot be used
     completion_tokens: int | None = None
+    usage: Mapping[str, Any] | None = None  # of it, as the provider reported it
+    model: str | None = None  # that gave it
     refused: RefusedAnswer | None = None
 
     def __post_init__(self) -> None:
@@ -137,15 +139,14 @@ def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
     prompt_tokens, completion_tokens = counted(usage)
     finish_reason, content, is_empty = read_form(parsed)
     if finish_reason in _STOPPED:
-        return _useless(*_STOPPED[finish_reason], usage)
+        return _useless(*_STOPPED[finish_reason], parsed)
     if is_empty:
-        return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", usage)
-    model = parsed.get("model", parsed.get("modelVersion"))
+        return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", parsed)
     return Reply(
         body=answer.body,
         status=answer.status,
         request_id=_request_id(answer.headers),
-        model=model if isinstance(model, str) else None,
+        model=model_of(parsed),
         finish_reason=finish_reason,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -170,10 +171,17 @@ def _read_vectors(answer: Answer) -> Reply:
     )
 
 
-def _useless(name: str, detail: str, usage: Mapping[str, Any] | None) -> Failure:
+def _useless(name: str, detail: str, parsed: dict[str, Any]) -> Failure:
     """A 200 that the job cannot use, with what it cost."""
-    prompt_tokens, completion_tokens = counted(usage)
-    return replace(_failure(name, detail, 200), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+    usage = usage_of(parsed)
+    prompt, completion = counted(usage)
+    return replace(
+        _failure(name, detail, 200),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        usage=usage,
+        model=model_of(parsed),
+    )
 
 
 def _request_id(headers: Mapping[str, str]) -> str | None:
