@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from penstock_producer.errors import seen
 
-__all__ = ["CHAT", "EMBEDDINGS", "GENERATE", "MESSAGES", "SCORING", "Kind"]
+__all__ = ["BASE_URLS", "CHAT", "EMBEDDINGS", "GENERATE", "MESSAGES", "SCORING", "Kind"]
 
 OPENAI: Final = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations", "/v1/responses",
@@ -26,6 +26,12 @@ EMBEDDINGS = "/v1/embeddings"
 MAX_PATH_CHARS = 200
 Kind = Literal["openai", "anthropic", "gemini"]
 """The API that a provider speaks. OpenAI-compatible servers, which nearly all are, have the first."""
+BASE_URLS: Final[Mapping[Kind, str]] = {
+    "openai": "https://api.openai.com/v1",
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+}
+"""Where each kind of provider is, unless its setting `base_url` says another place."""
 _BY_KIND: Final[Mapping[Kind, frozenset[str]]] = {
     "openai": OPENAI, "anthropic": frozenset({MESSAGES}), "gemini": frozenset(),
 }  # fmt: skip
