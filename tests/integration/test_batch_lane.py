@@ -86,7 +86,6 @@ def test_a_job_goes_through_several_batches(house: House) -> None:
     assert account.cost_microusd == pytest.approx(
         0.5 * (account.prompt_tokens * 1.0 + account.completion_tokens * 2.0), rel=0.05
     )
-    assert account.prompt_tokens == house.ask("/stats")["prompt_tokens"]
 
 
 @pytest.mark.parametrize("place", ["batch_after_create", "batch_collecting"])
