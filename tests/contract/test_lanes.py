@@ -46,6 +46,7 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/commands/submit.py": "as above",
     "cli/penstock_cli/commands/preview.py": "as above",
 }
+OUTSIDE = "simulate"  # it knows nothing of lanes: `batch` is a word of OpenAI's there
 WAIT_S = 30.0
 
 
@@ -146,7 +147,7 @@ def test_no_other_code_names_a_lane() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in LANES
     }
-    assert found == set(MAY_NAME_LANES)
+    assert {path for path in found if not path.startswith(OUTSIDE)} == set(MAY_NAME_LANES)
 
 
 def test_no_other_code_imports_a_lane() -> None:

@@ -26,7 +26,7 @@ EMBEDDINGS = "/v1/embeddings"
 MAX_PATH_CHARS = 200
 Kind = Literal["openai", "anthropic", "gemini"]
 """The API that a provider speaks. OpenAI-compatible servers, which nearly all are, have the first."""
-BASE_URLS: Final[Mapping[Kind, str]] = {
+BASE_URLS: Final[Mapping[str, str]] = {
     "openai": "https://api.openai.com/v1",
     "anthropic": "https://api.anthropic.com",
     "gemini": "https://generativelanguage.googleapis.com",
