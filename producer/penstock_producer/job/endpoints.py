@@ -62,7 +62,10 @@ def refusal(
     if endpoint in own or endpoint in extra:
         return None
     allowed = ", ".join(sorted(own | set(extra))) or "none"
+    others = [other for other, paths in _IN_BATCHES.items() if endpoint in paths and other != kind]
+    kinds = f'providers.{provider}.kind = "{others[0]}"' if others else ""
+    hint = f", or say here and for the workers that it is of another kind: {kinds}" if kinds else ""
     return (
         f"endpoint {seen(endpoint)} is not one of those that provider {provider}{_HINTS[kind]} answers jobs on: {allowed}; "
-        f"use one of them, or have the operator list it in providers.{provider}.endpoints"
+        f"use one of them, or have the operator list it in providers.{provider}.endpoints{hint}"
     )
