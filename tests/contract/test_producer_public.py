@@ -27,7 +27,7 @@ ERRORS = sorted(
     key=lambda kind: kind.__name__,
 )
 NOT_FOR_SERVICES = {
-    "FeedLost",
+    "BatchLost", "FeedLost",
     "FilesTaken",
     "RedisForgot",
     "RedisUnfit",

@@ -186,7 +186,11 @@ def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
     settings = WorkerSettings.load(
         redis_url=redis_server.url, database_url=url, lane="batch", control=False,
         batch={"folder": tmp_path / "packed", "poll_first_s": 0.02, "poll_cap_s": 0.05},
-        providers={"default": {"usd_per_mtok_in": 100, "usd_per_mtok_out": 200, "batch_discount": 0.5, "batch_enqueued_tokens": 1_000}},
+        providers={
+            "default": {
+                "usd_per_mtok_in": 100, "usd_per_mtok_out": 200, "batch_discount": 0.5, "batch_enqueued_tokens": 1_000,
+            }
+        },
     )  # fmt: skip
     with Producer(database_url=url) as producer:
         producer._database.migrate()
