@@ -27,7 +27,8 @@ ERRORS = sorted(
     key=lambda kind: kind.__name__,
 )
 NOT_FOR_SERVICES = {
-    "BatchLost", "FeedLost",
+    "BatchLost",
+    "FeedLost",
     "FilesTaken",
     "RedisForgot",
     "RedisUnfit",
