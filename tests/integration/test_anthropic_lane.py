@@ -84,7 +84,6 @@ async def test_refusals_have_their_names(
 ) -> None:
     """By Anthropic's envelope and statuses."""
     async with lane(monkeypatch, **config) as made:
-        for _ in range(2):
-            failure = await asked(made)
+        _, failure = [await asked(made) for _ in range(2)]
     assert isinstance(failure, Failure)
     assert (failure.name, failure.status) == (name, status)

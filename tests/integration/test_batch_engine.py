@@ -186,7 +186,11 @@ def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
     settings = WorkerSettings.load(
         redis_url=redis_server.url, database_url=url, lane="batch", control=False,
         batch={"folder": tmp_path / "packed", "poll_first_s": 0.02, "poll_cap_s": 0.05},
-        providers={"default": {"usd_per_mtok_in": 100, "usd_per_mtok_out": 200, "batch_enqueued_tokens": 1_000}},
+        providers={
+            "default": {
+                "usd_per_mtok_in": 100, "usd_per_mtok_out": 200, "batch_discount": 0.5, "batch_enqueued_tokens": 1_000,
+            }
+        },
     )  # fmt: skip
     with Producer(database_url=url) as producer:
         producer._database.migrate()
@@ -202,7 +206,7 @@ async def test_documents_become_results_at_half_the_price(house: House) -> None:
     assert sorted(name for names in house.provider.names for name in names) == sorted(f"d{n}" for n in range(25))
     assert [len(names) for names in house.provider.names] == [10, 10, 5]
     assert house.provider.deleted == []
-    assert list((house.folder / "packed").iterdir()) == []
+    await house.until(lambda: not list((house.folder / "packed").iterdir()))
 
 
 async def test_lines_that_fail_go_into_the_next_batch(house: House) -> None:
@@ -312,7 +316,7 @@ async def test_a_pause_lets_running_batches_end_and_makes_none(house: House) -> 
     async with house.working():
         await house.until(lambda: len(house.provider.made) >= 2)
         house.producer.pause(job.job_id)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         made = len(house.provider.made)
         house.provider.ended = True
         await house.until(lambda: house.counts(job).succeeded >= 10 * made)

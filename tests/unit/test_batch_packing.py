@@ -142,6 +142,7 @@ def test_a_sweep_takes_only_old_files_of_no_batch(tmp_path: Path) -> None:
     for name, is_old in names.items():
         (tmp_path / name).mkdir()
         if is_old:
-            os.utime(tmp_path / name, (time.time() - 2 * LEFT_S,) * 2)
+            long_ago = time.time() - 2 * LEFT_S
+            os.utime(tmp_path / name, (long_ago, long_ago))
     PackedFolder(tmp_path).sweep({"a" * 32})
     assert {folder.name for folder in tmp_path.iterdir()} == {"a" * 32, "c" * 32, "notes"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.jobspec import job_spec, with_provider
 from penstock_cli.job.options import ProviderFlags
+from penstock_producer import JobSpec, Producer, SpecError
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure, Reply, name_failure
@@ -198,7 +200,15 @@ def test_jobs_ask_a_provider_for_what_its_kind_answers() -> None:
     assert made.refused_endpoint("claude", "/v1/messages") is None
     assert "--api anthropic" in (made.refused_endpoint("claude", "/v1/chat/completions") or "")
     assert made.refused_endpoint("other", "/v1/messages") is None
-    assert made.refused_endpoint("unknown", "/v1/messages") is not None
+    assert 'providers.unknown.kind = "anthropic"' in (made.refused_endpoint("unknown", "/v1/messages") or "")
+
+
+def test_a_fallback_speaks_the_api_of_its_job(tmp_path: Path) -> None:
+    """A model of a provider of another kind is refused where the job is accepted: it would get bodies that it does not take."""
+    providers: Any = {"claude": {"kind": "anthropic"}, "default": {}}
+    settings = ProducerSettings(database_url=f"sqlite:///{tmp_path}/ledger.db", providers=providers)
+    with Producer(settings) as producer, pytest.raises(SpecError, match=r"/fallback: .*claude"):
+        producer.submit(str(tmp_path / "none.jsonl"), JobSpec(model="m", fallback=["claude/c"]))
 
 
 # -- flags -------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from penstock_ledger.keys import ANSWERS_MAX
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
 from penstock_producer.accepting.borders import DoorSettings
+from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_workers.amqp_address import AmqpAddress
@@ -26,18 +26,12 @@ from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
 __all__ = [
-    "BASE_URLS", "CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "ProviderSettings", "WorkerSettings", "process_name",
+    "CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "ProviderSettings", "WorkerSettings", "process_name",
 ]  # fmt: skip
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
-BASE_URLS: Final[Mapping[str, str]] = {
-    "openai": DEFAULT_BASE_URL,
-    "anthropic": "https://api.anthropic.com",
-    "gemini": "https://generativelanguage.googleapis.com",
-}
-"""Where each kind of provider is, unless `base_url` says another place."""
+DEFAULT_BASE_URL = BASE_URLS["openai"]
 
 # The lane of processes that run no documents: they keep jobs moving, and take those that Celery clients send.
 CONTROL_LANE: Final = "control"
@@ -86,13 +80,6 @@ class ProviderSettings(ProviderFacts):
             remember(name)
             raise ValueError("give the NAME of the variable that holds the key, such as OPENAI_API_KEY, not the key")
         return name or None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _place_of_its_kind(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("base_url") is None and given.get("kind") in BASE_URLS:
-            return {**given, "base_url": BASE_URLS[given["kind"]]}
-        return given
 
     @field_validator("base_url")
     @classmethod

@@ -53,7 +53,7 @@ def run(
     if outcomes is not None and (sample is not None or dry_run):
         raise UsageProblem("a sample or a dry run of outcomes is `penstock preview --from-job JOB --state DIR`")
     request = request_of(
-        given,
+        given.for_api(given.of_run("api", api)),
         RunFlags(out, job, workers, concurrency, state, sample, no_progress or None),
         ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api),
         outcomes,

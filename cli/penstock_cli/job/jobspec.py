@@ -15,6 +15,7 @@ from penstock_cli.job.options import ProviderFlags
 from penstock_cli.job.pairs import parse_pairs
 from penstock_cli.settings import KEY_VARIABLES, variable_is_set
 from penstock_producer.job.durations import seconds_of
+from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.job.model_schema import ModelFault, is_model_path, schema_of_model
 from penstock_producer.job.options import OPTIONS, FlagForm, Option
@@ -153,8 +154,6 @@ _FIELDS = {"api": "kind"}  # of a provider's settings, where a flag has another 
 
 def _of_its_kind(fields: dict[str, Any]) -> dict[str, Any]:
     """Without the address that its kind has anyway, so that another kind brings its own."""
-    from penstock_workers.settings import BASE_URLS
-
     is_usual = fields.get("base_url") == BASE_URLS.get(fields.get("kind", "openai"))
     return {name: value for name, value in fields.items() if name != "base_url" or not is_usual}
 
@@ -183,8 +182,6 @@ def _refusal(detail: ErrorDetails) -> str:
 
 def _with_key(provider: ProviderSettings) -> ProviderSettings:
     """The key's variable, checked; at its kind's own server it is the one that the provider's own tools read."""
-    from penstock_workers.settings import BASE_URLS
-
     variable = provider.api_key_env
     if variable is None and provider.base_url == BASE_URLS[provider.kind]:
         variable = KEY_VARIABLES[provider.kind]

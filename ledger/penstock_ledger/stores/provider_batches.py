@@ -291,7 +291,7 @@ def _batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:
     return ProviderBatch(**values)
 
 
-def _sum_of(row: Row[Any]) -> BatchSum:
+def _sum_of(row: Any) -> BatchSum:
     counted = row.counted == row.batches
     return BatchSum(
         BatchState(row.state), row.status, row.batches, int(row.requests),

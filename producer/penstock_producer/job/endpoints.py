@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from penstock_producer.errors import seen
 
-__all__ = ["CHAT", "EMBEDDINGS", "GENERATE", "MESSAGES", "SCORING", "Kind"]
+__all__ = ["BASE_URLS", "CHAT", "EMBEDDINGS", "GENERATE", "MESSAGES", "SCORING", "Kind"]
 
 OPENAI: Final = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations", "/v1/responses",
@@ -26,6 +26,12 @@ EMBEDDINGS = "/v1/embeddings"
 MAX_PATH_CHARS = 200
 Kind = Literal["openai", "anthropic", "gemini"]
 """The API that a provider speaks. OpenAI-compatible servers, which nearly all are, have the first."""
+BASE_URLS: Final[Mapping[str, str]] = {
+    "openai": "https://api.openai.com/v1",
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+}
+"""Where each kind of provider is, unless its setting `base_url` says another place."""
 _BY_KIND: Final[Mapping[Kind, frozenset[str]]] = {
     "openai": OPENAI, "anthropic": frozenset({MESSAGES}), "gemini": frozenset(),
 }  # fmt: skip
@@ -56,7 +62,10 @@ def refusal(
     if endpoint in own or endpoint in extra:
         return None
     allowed = ", ".join(sorted(own | set(extra))) or "none"
+    others = [other for other, paths in _IN_BATCHES.items() if endpoint in paths and other != kind]
+    kinds = f'providers.{provider}.kind = "{others[0]}"' if others else ""
+    hint = f", or say here and for the workers that it is of another kind: {kinds}" if kinds else ""
     return (
         f"endpoint {seen(endpoint)} is not one of those that provider {provider}{_HINTS[kind]} answers jobs on: {allowed}; "
-        f"use one of them, or have the operator list it in providers.{provider}.endpoints"
+        f"use one of them, or have the operator list it in providers.{provider}.endpoints{hint}"
     )

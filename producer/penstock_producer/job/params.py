@@ -112,9 +112,17 @@ _MESSAGES: Final[dict[str, Param]] = {
     "tool_choice": _OBJECT, "service_tier": _TEXT, "output_config": _OBJECT,
 }  # fmt: skip
 
+_GENERATE: Final[dict[str, Param]] = {
+    "temperature": _SAMPLING["temperature"], "topP": _SAMPLING["top_p"], "topK": Param(("integer",), 1),
+    "maxOutputTokens": _COUNT, "stopSequences": _LIST, "candidateCount": _COUNT, "seed": _SAMPLING["seed"],
+    "presencePenalty": _SAMPLING["presence_penalty"], "frequencyPenalty": _SAMPLING["frequency_penalty"],
+    "responseMimeType": _TEXT, "responseSchema": _OBJECT, "responseJsonSchema": _OBJECT, "thinkingConfig": _OBJECT,
+}  # fmt: skip
+
 _BY_ENDPOINT: Final[dict[str, Mapping[str, Param]]] = {
     "/chat/completions": _CHAT,
     "/messages": _MESSAGES,
+    "/generateContent": _GENERATE,
     "/completions": _COMPLETIONS,
     "/responses": _RESPONSES,
     "/embeddings": _EMBEDDINGS,

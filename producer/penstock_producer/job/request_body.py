@@ -9,6 +9,7 @@ import orjson
 
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.endpoints import SCORING
+from penstock_producer.job.gemini_body import GeminiBodies
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent
 from penstock_producer.job.spec import JobSpec
@@ -19,6 +20,7 @@ from penstock_producer.prompts.messages import BadMessages, leading_system
 _TEXT_FIELDS = {
     "/chat/completions": "messages",
     "/messages": "messages",
+    "/generateContent": "contents",
     "/completions": "prompt",
     "/responses": "input",
     "/embeddings": "input",
@@ -46,6 +48,19 @@ def is_anthropic(endpoint: str) -> bool:
     return endpoint.endswith("/messages")
 
 
+def is_gemini(endpoint: str) -> bool:
+    """Whether requests to it are Gemini's."""
+    return endpoint.endswith("/generateContent")
+
+
+def prompt_bodies(spec: JobSpec, examples: Sequence[Mapping[str, Any]]) -> BodyBuilder | GeminiBodies:
+    """What makes the body of each prompt. Raises SpecError."""
+    if not is_gemini(spec.endpoint):
+        return BodyBuilder(spec, examples)
+    _checked_field(spec)
+    return GeminiBodies(spec)
+
+
 _dump = orjson.dumps
 
 
@@ -56,10 +71,7 @@ class BodyBuilder:
     """
 
     def __init__(self, spec: JobSpec, examples: Sequence[Mapping[str, Any]] = ()) -> None:
-        field = text_field(spec.endpoint)
-        problem = _problem(spec, field)
-        if field is None or problem is not None:
-            raise SpecError([problem] if problem is not None else [])
+        field = _checked_field(spec)
         head = {} if spec.model is None else {"model": spec.model}
         tail = spec.sent_params()
         # Where a document may bring its own value, the job's is put in with each, so that no name stands there twice.
@@ -110,7 +122,8 @@ class BodyBuilder:
 
     def _end(self, end: bytes, params: Mapping[str, Any] | None) -> bytes:
         """With the document's own parameters in the place of the job's."""
-        return end[:-1] + b"," + _dump({**self._defaults, **(params or {})})[1:]
+        own = {**self._defaults, **(params or {})}
+        return end[:-1] + b"," + _dump(own)[1:] if own else end
 
 
 def _anthropic_examples(examples: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -119,6 +132,15 @@ def _anthropic_examples(examples: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
         return conversation_of(examples).messages  # a system message is none of them: examples.py refuses it
     except BadMessages as error:
         raise SpecError([Problem("invalid_value", "/examples", f"{error.place}: {error.message}", error.fix)]) from None
+
+
+def _checked_field(spec: JobSpec) -> str:
+    """Where the text goes. Raises SpecError."""
+    field = text_field(spec.endpoint)
+    problem = _problem(spec, field)
+    if field is None or problem is not None:
+        raise SpecError([problem] if problem is not None else [])
+    return field
 
 
 def _problem(spec: JobSpec, field: str | None) -> Problem | None:
@@ -140,6 +162,10 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
             return Problem("missing_field", "/params/max_tokens", why, "give it, such as --param max_tokens=1024")
     if spec.model is None and not has_own_model(spec.lane):
         return Problem("missing_field", "/model", "a prompt needs a model", "name one (--model)")
-    if spec.system is not None and field != "messages" and not spec.endpoint.endswith("/responses"):
+    if (
+        spec.system is not None
+        and field != "messages"
+        and not spec.endpoint.endswith(("/responses", "/generateContent"))
+    ):
         return Problem("invalid_value", "/system", f"{spec.endpoint} takes no system text", "put it into the prompt")
     return None

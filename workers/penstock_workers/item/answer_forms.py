@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from penstock_ratelimit.for_penstock import MAX_TOKENS_BELIEVED
+from penstock_workers.item.tokens import believed
 
 Usage = Mapping[str, Any] | None
 
@@ -69,6 +69,11 @@ def counted(usage: Usage) -> tuple[int | None, int | None]:
     )
 
 
+def model_of(parsed: dict[str, Any]) -> str | None:
+    """That gave the answer."""
+    return _text(parsed.get("model", parsed.get("modelVersion")))
+
+
 def _of_choice(choice: dict[str, Any]) -> Said:
     reason = _text(choice.get("finish_reason"))
     message = choice.get("message")
@@ -122,12 +127,6 @@ def _with_cache(usage: Mapping[str, Any]) -> int | None:
         return None
     names = ("cache_creation_input_tokens", "cache_read_input_tokens")
     return believed(fresh + sum(believed(usage.get(name)) or 0 for name in names))
-
-
-def believed(value: object) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS_BELIEVED:
-        return value
-    return None
 
 
 def _reason(value: object) -> str | None:

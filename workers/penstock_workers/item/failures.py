@@ -19,7 +19,7 @@ from penstock_ledger.vectors import unpack
 from penstock_ratelimit import Signal, classify
 from penstock_ratelimit.for_penstock import DETAIL_CHARS, is_page
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
-from penstock_workers.item.answer_forms import counted, read_form, usage_of
+from penstock_workers.item.answer_forms import counted, model_of, read_form, usage_of
 
 __all__ = ["ASTRAY", "refuses_format"]
 
@@ -147,16 +147,15 @@ def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
     usage = usage_of(parsed)
     prompt_tokens, completion_tokens = counted(usage)
     finish_reason, content, is_empty = read_form(parsed)
-    model = _text(parsed.get("model", parsed.get("modelVersion")))
     if finish_reason in _STOPPED:
-        return _useless(*_STOPPED[finish_reason], usage, model)
+        return _useless(*_STOPPED[finish_reason], parsed)
     if is_empty:
-        return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", usage, model)
+        return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", parsed)
     return Reply(
         body=answer.body,
         status=answer.status,
         request_id=_request_id(answer.headers),
-        model=_text(parsed.get("model")),
+        model=model_of(parsed),
         finish_reason=finish_reason,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -181,11 +180,16 @@ def _read_vectors(answer: Answer) -> Reply:
     )
 
 
-def _useless(name: str, detail: str, usage: Mapping[str, Any] | None, model: str | None) -> Failure:
+def _useless(name: str, detail: str, parsed: dict[str, Any]) -> Failure:
     """A 200 that the job cannot use, with what it cost."""
+    usage = usage_of(parsed)
     prompt, completion = counted(usage)
     return replace(
-        _failure(name, detail, 200), prompt_tokens=prompt, completion_tokens=completion, usage=usage, model=model
+        _failure(name, detail, 200),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        usage=usage,
+        model=model_of(parsed),
     )
 
 
@@ -193,10 +197,6 @@ def _request_id(headers: Mapping[str, str]) -> str | None:
     """The one header that is stored."""
     found = headers.get("x-request-id") or headers.get("request-id")
     return None if found is None else redact(found)
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock_producer.prices.token_prices import TokensUsed
-from penstock_workers.item.answer_forms import believed
+from penstock_ratelimit.for_penstock import MAX_TOKENS_BELIEVED
 
 _READ: Final = "cache_read_input_tokens"  # as Anthropic has them: beside `input_tokens`
 _WRITTEN: Final = "cache_creation_input_tokens"
@@ -26,6 +26,13 @@ def tokens_used(usage: Mapping[str, Any] | None, prompt: int | None, completion:
     cached = _detail(usage, "prompt_tokens_details", "input_tokens_details", "cached_tokens")
     reasoning = _detail(usage, "completion_tokens_details", "output_tokens_details", "reasoning_tokens")
     return TokensUsed(prompt or 0, completion or 0, cached, 0, reasoning)
+
+
+def believed(value: object) -> int | None:
+    """A number of tokens; what is missing, negative or no integer counts as unknown and never as money."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS_BELIEVED:
+        return value
+    return None
 
 
 def _detail(usage: Mapping[str, Any], of_chat: str, of_responses: str, name: str) -> int:

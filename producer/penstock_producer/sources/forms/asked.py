@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from penstock_producer.errors import Problem, SpecError
-from penstock_producer.job.request_body import BodyBuilder
+from penstock_producer.job.request_body import BodyBuilder, prompt_bodies
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.compress import compressed
 from penstock_producer.prompts.examples import example_messages
@@ -80,7 +80,7 @@ class RenderedPrompt:
             self._cuts or self._compresses or named
         )  # as most are: nothing else is asked for each row
         self._check_cuts()
-        self._build = BodyBuilder(spec, example_messages(spec.examples, self._example))
+        self._build = prompt_bodies(spec, example_messages(spec.examples, self._example))
 
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
         if self._is_plain:

@@ -17,9 +17,10 @@ from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.job.anthropic_body import translated
 from penstock_producer.job.endpoints import CHAT
+from penstock_producer.job.gemini_body import with_defaults
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
-from penstock_producer.job.request_body import is_anthropic, text_field
+from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
@@ -90,7 +91,8 @@ class BatchLines:
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
         self._asks_for_form = FIELD in self._defaults
         self._text_field = text_field(spec.endpoint)
-        self._is_anthropic = is_anthropic(spec.endpoint)
+        self._is_anthropic, self._is_gemini = is_anthropic(spec.endpoint), is_gemini(spec.endpoint)
+        self._model, self._params = spec.model, spec.sent_params()
         self.tally = Tally()
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
@@ -118,6 +120,8 @@ class BatchLines:
         request = {**self._defaults, **given} if self._defaults else given
         if self._asks_for_form and FIELD not in given and not CONSTRAINTS.isdisjoint(given):
             del request[FIELD]  # the line says in another field what its answer looks like
+        if self._is_gemini:
+            request = with_defaults(given, self._model, self._params)
         self._check_request(request)
         return bounded(orjson.dumps(request), self._max_body_bytes)
 

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
@@ -21,20 +20,13 @@ from penstock_workers.item.settling.backlog import Backlog
 from penstock_workers.item.settling.groups import Gatherer, StoreWriter
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.settling.unstorable import Choice, Unstorable
+from penstock_workers.item.settling.writes import Writes
 
 log = logging.getLogger(__name__)
 
 STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the prefetch bounds how many
 
 Durable = Callable[[Sequence[Settled]], None]  # called with each group that is durable; must not raise
-
-
-class Writes(Protocol):
-    """What is written of a group, in threads. Every write may be repeated without harm."""
-
-    def write_sql(self, group: Sequence[Settled]) -> None: ...
-
-    def write_redis(self, group: Sequence[Settled]) -> None: ...
 
 
 class Settler:

@@ -50,7 +50,7 @@ UPLOADED_AT_ONCE: Final = 2
 
 
 class BatchEngine:
-    """Implements ``bridge.ItemEngine``."""
+    """Implements ``ItemEngine``."""
 
     def __init__(self, settings: WorkerSettings, beside: StartBeside) -> None:
         """``beside`` starts the control loop, where the settings ask for one."""

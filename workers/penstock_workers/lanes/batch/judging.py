@@ -85,7 +85,7 @@ class Judge:
         except JobCannotRun:
             raise  # a hook that cannot be imported, a schema that cannot be used: the answers stay where they are
         except Exception as error:
-            log.exception("document %s: unexpected error in Penstock; it is tried again", attempt.tag)
+            log.exception("item %s: unexpected error in Penstock; it is tried again", attempt.tag)
             return Settled(attempt, self._outcome(attempt, failure_of(error)))
 
     async def _happened(self, attempt: BatchAttempt, answer: BatchAnswer) -> Failure | Reply:
@@ -131,7 +131,7 @@ def _attempt(batch: ProviderBatch, job: JobView, document: PackedDocument, body:
     headers = {CALLS_HEADER: document.calls, SPENT_HEADER: spent}
     delivery = Delivery(item_tag(key), None, headers, retries=document.attempts, queue=queue_name(job.spec.lane))
     return BatchAttempt(
-        delivery, ItemMessage(key, body, None), key, job=job, given=body, body=body, tag=batch.tag,
+        delivery, ItemMessage(key, body, None), key, job=job, given=body, body=body, batch=batch.tag,
         position=document.position,
     )  # fmt: skip
 

@@ -35,6 +35,7 @@ from penstock_workers.failure_log import FailureLog
 from penstock_workers.lanes.batch.journey import Journey, Surroundings
 from penstock_workers.lanes.batch.packing import REQUESTS_MAX, Stopped
 from penstock_workers.lanes.batch.provider import BatchProvider
+from penstock_workers.lanes.batch.standing import Standing
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -194,6 +195,8 @@ class Leader:
         spec = self._around.jobs.spec(job)
         provider = self._providers(spec.provider)
         while not feed.exhausted and await self._has_room():
+            if await self._around.jobs.look_again(job.job_id) is not Standing.RUNS:
+                return  # packing takes its time, and a person need not wait for all of it
             async with self._around.packing:
                 after, packed = await asyncio.to_thread(self._around.packer.pack_feed, job, spec, feed, provider)
             await self._packed(job, packed)

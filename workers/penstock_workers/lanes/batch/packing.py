@@ -143,8 +143,8 @@ class Packer:
             done = self._outcomes.terminal(_key(feed, document) for document in documents)
             wanted = {document.doc_id: document for document in documents if _key(feed, document) not in done}
             for row in rows:
-                document = wanted.get(row.doc_id or "")
-                if document is row and not window.add(document.doc_id, document.body, _new(feed, document)):
+                document = wanted.pop(row.doc_id, None) if isinstance(row, Document) else None
+                if document is not None and not window.add(document.doc_id, document.body, _new(feed, document)):
                     return cursor, False
                 cursor = dict(row.cursor)
         return cursor, source.ended()

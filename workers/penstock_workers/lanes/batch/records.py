@@ -32,7 +32,7 @@ from penstock_workers.item.settling.rows import reason_of
 class BatchAttempt(Attempt, kw_only=True, eq=False):
     """One document in one provider batch."""
 
-    tag: str  # of the batch
+    batch: str  # its tag
     position: str  # of the document in its source
 
 
@@ -93,7 +93,7 @@ def _by_batch(group: Iterable[Settled]) -> Mapping[str, list[tuple[BatchAttempt,
     found: defaultdict[str, list[tuple[BatchAttempt, Outcome]]] = defaultdict(list)
     for attempt, outcome in group:
         if isinstance(attempt, BatchAttempt):
-            found[attempt.tag].append((attempt, outcome))
+            found[attempt.batch].append((attempt, outcome))
     return found
 
 

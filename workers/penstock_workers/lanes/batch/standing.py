@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from enum import Enum
 
 from penstock_ledger import Job, JobNotFound, JobState, JobStore, RedisLedger
@@ -24,7 +24,7 @@ class Jobs:
 
     def __init__(self, jobs: JobStore, hot: RedisLedger) -> None:
         self._jobs, self._hot = jobs, hot
-        self._live: Mapping[str, Job] = {}
+        self._live: dict[str, Job] = {}
         self._specs: dict[str, tuple[str, JobSpec]] = {}
 
     def note(self, live: Collection[Job]) -> None:
@@ -42,6 +42,14 @@ class Jobs:
         if job is None or job.state is JobState.CANCELLING:
             return Standing.ENDS
         return Standing.WAITS if job.state is JobState.PAUSED else Standing.RUNS
+
+    async def look_again(self, job_id: str) -> Standing:
+        """The same, read anew."""
+        live = await asyncio.to_thread(self._jobs.get, job_id)
+        self._live = {name: job for name, job in self._live.items() if name != job_id}
+        if not live.state.final:
+            self._live[job_id] = live
+        return self.standing(job_id)
 
     def poll_s(self, job_id: str) -> float | None:
         """How often the job wants its batches looked at; None: as the worker's settings have it."""

@@ -78,16 +78,20 @@ class OpenAIBatches:
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
         """By the tag in its metadata; where a server keeps none, by its input, which no other batch has."""
-        file_id = await self.find_upload(tag)
+        untagged: dict[str, str] = {}  # by their input
         async with contextlib.aclosing(pages(self._http, LISTING, "/v1/batches", {"limit": "100"})) as found:
             async for page in found:
                 for batch in page:
                     tagged = mapping(batch.get("metadata")).get(TAG)
-                    if tagged == tag or (not tagged and file_id and batch.get("input_file_id") == file_id):
+                    if tagged == tag:
                         return self._seen(batch, once=True)
+                    batch_id, file_id = identifier(batch.get("id")), identifier(batch.get("input_file_id"))
+                    if not tagged and batch_id is not None and file_id is not None:
+                        untagged[file_id] = batch_id
                 if _is_before(page, since - CLOCKS_APART_S):
-                    return None
-        return None
+                    break
+        batch_id = untagged.get(await self.find_upload(tag) or "") if untagged else None
+        return None if batch_id is None else await self.look(batch_id)
 
     async def look(self, batch_id: str) -> BatchSeen:
         return self._seen(await self._http.call("GET", _path("batches", batch_id), one=True), once=False)

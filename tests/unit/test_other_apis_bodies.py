@@ -1,4 +1,4 @@
-"""Requests to Anthropic's Messages: made from prompts, from messages, and from OpenAI's chat bodies."""
+"""Requests to Anthropic and Gemini: made from prompts, from messages, and from OpenAI's chat bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from penstock_producer import SpecError
 from penstock_producer.job.anthropic_body import translated
-from penstock_producer.job.endpoints import MESSAGES
+from penstock_producer.job.endpoints import GENERATE, MESSAGES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
 from penstock_producer.sources.forms.row_forms import RowForm, form_of
@@ -212,6 +212,63 @@ def test_what_has_no_equal_is_refused_by_its_place(given: dict[str, Any], place:
         translated({"messages": [USER], **given})
     assert caught.value.place == place
     assert caught.value.fix
+
+
+def test_messages_without_a_system_text_and_parameters_of_their_own_are_a_body() -> None:
+    """With nothing to add, nothing is added."""
+    row = {"id": "1", "m": [USER]}
+    assert asked(spec(messages_field="m"), row) == {"model": "c", "max_tokens": 9, "messages": [USER]}
+
+
+def gemini(**given: Any) -> JobSpec:
+    fields: dict[str, Any] = {"endpoint": GENERATE, "model": "g", "lane": "batch", **given}
+    return JobSpec(**fields)
+
+
+def test_a_prompt_becomes_a_request_of_gemini() -> None:
+    """Parameters stand in generationConfig, a row's own before the job's."""
+    made = gemini(
+        prompt="Say {text}",
+        system="S",
+        params={"maxOutputTokens": 9, "topK": 3},
+        param_fields={"maxOutputTokens": "most"},
+    )
+    contents = [{"role": "user", "parts": [{"text": "Say é"}]}]
+    expected = {"model": "g", "systemInstruction": {"parts": [{"text": "S"}]}, "contents": contents}
+    config = {"maxOutputTokens": 5, "topK": 3}
+    assert asked(made, {"id": "1", "text": "é", "most": 5}) == expected | {"generationConfig": config}
+    assert asked(made, {"id": "1", "text": "é"})["generationConfig"] == {"maxOutputTokens": 9, "topK": 3}
+    assert asked(gemini(prompt="Say {text}"), {"id": "1", "text": "é"}) == {"model": "g", "contents": contents}
+
+
+def test_lines_of_gemini_are_filled_in() -> None:
+    """What a line says itself stays."""
+    row = {"custom_id": "a", "method": "POST", "url": GENERATE}
+    made = gemini(params={"temperature": 0, "topK": 3})
+    body = {"contents": [{"parts": [{"text": "x"}]}], "generationConfig": {"topK": 1}}
+    assert asked(made, {**row, "body": body}) == {
+        "model": "g", "contents": body["contents"], "generationConfig": {"temperature": 0, "topK": 1},
+    }  # fmt: skip
+    with pytest.raises(RowFault) as caught:
+        form_of(made).read({**row, "body": {"generationConfig": 7}})
+    assert caught.value.field == "body.contents"
+    with pytest.raises(RowFault):
+        form_of(made).read({**row, "url": "/v1/chat/completions", "body": {"messages": [USER]}})
+
+
+@pytest.mark.parametrize(
+    ("given", "pointer"),
+    [
+        ({"prompt": "x", "examples": [{"input": "a", "output": "b"}]}, "/examples"),
+        ({"messages_field": "m"}, "/messages_field"),
+        ({"prompt": "x", "params": {"max_tokens": 5}}, "/params/max_tokens"),
+    ],
+)
+def test_a_job_that_gemini_cannot_take_is_refused(given: dict[str, Any], pointer: str) -> None:
+    """By name, before anything is sent."""
+    with pytest.raises(SpecError) as caught:
+        form_of(gemini(**given))
+    assert pointer in {problem.pointer for problem in caught.value.problems}
 
 
 def test_the_text_of_a_message_is_read() -> None:
