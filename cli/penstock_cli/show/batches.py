@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,17 @@ if TYPE_CHECKING:
 
 _WAITING = frozenset({"packed", "uploaded"})
 _WHY_CHARS = 200
+_CUT_SHORT = frozenset({"expired", "cancelled", "failed"})  # ends of a batch that leave documents to others
 
 
 def batches_line(sums: Sequence[BatchSum]) -> str:
-    """``batches: 2 in_progress (1,200 of 4,000 answered), 1 packed, 3 settled``"""
+    """``batches: 2 in_progress (1,200 of 4,000 answered), 1 packed, 3 settled, 1 settled (expired)``"""
     if not sums:
         return "batches: none yet"
-    return "batches: " + ", ".join(map(_words, sums))
+    numbers: Counter[str] = Counter()
+    for one in sums:
+        numbers[_words(one)] += one.batches
+    return "batches: " + ", ".join(f"{count(number)} {words}" for words, number in numbers.items())
 
 
 def batches_of(sums: Sequence[BatchSum]) -> list[dict[str, Any]]:
@@ -27,10 +32,13 @@ def batches_of(sums: Sequence[BatchSum]) -> list[dict[str, Any]]:
 
 
 def _words(one: BatchSum) -> str:
+    """What is said of each of them: batches that only differ in what is not said are counted together."""
     if one.state == "created":
-        named = f"{count(one.batches)} {safe(one.status or 'created')}"
+        named = safe(one.status or "created")
         if one.succeeded is None:
             return f"{named} (the provider does not say how many of {count(one.requests)} are answered)"
         return f"{named} ({count(one.succeeded + (one.failed or 0))} of {count(one.requests)} answered)"
-    waits = f" (waits: {one_line(one.why, _WHY_CHARS)})" if one.why and one.state in _WAITING else ""
-    return f"{count(one.batches)} {one.state}{waits}"
+    if one.state in _WAITING:
+        return f"{one.state} (waits: {one_line(one.why, _WHY_CHARS)})" if one.why else str(one.state)
+    end = (one.status or "").rpartition("_")[2].lower()
+    return f"{one.state} ({end})" if end in _CUT_SHORT else str(one.state)
