@@ -98,7 +98,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres, s
     folder = tmp_path_factory.mktemp("reader")
     server = RedisServer.start(folder / "redis", appendonly=True)
     simulator = subprocess.Popen(
-        [sys.executable, "-m", "penstock_cli", "simulate", "--port", "0", "--latency-ms", "5"],
+        [sys.executable, "-m", "penstock_cli", "simulate", "--port", "0", "--latency-ms", "5", "--batch-s", "1"],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert simulator.stdout is not None
