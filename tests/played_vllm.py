@@ -74,7 +74,9 @@ class PlayedVllm:
                 self.refused[model] += 1
                 return 404, {"error": {"message": f"The model `{model}` does not exist.", "code": 404}}
             if self.longest is not None and len(json.dumps(body)) > self.longest:
-                words = "This model's maximum context length is 64 tokens. Please reduce the length of the input messages."
+                words = (
+                    "This model's maximum context length is 64 tokens. Please reduce the length of the input messages."
+                )
                 return 400, {"error": {"message": words, "type": "BadRequestError", "code": 400}}
             self.answered[model] += 1
         message = {"role": "assistant", "content": f"{self.model} answers"}

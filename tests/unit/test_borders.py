@@ -144,7 +144,9 @@ def test_a_worker_asks_each_model_of_a_job_as_its_own_provider_says(tmp_path: Pa
 def test_a_worker_that_hosts_a_model_takes_no_fallback_for_a_providers(lane: str, tmp_path: Path) -> None:
     """In such a lane a name with a slash is a model, whatever providers are configured; the job is accepted like any other."""
     url = f"sqlite:///{tmp_path}/ledger.db"
-    settings = WorkerSettings(database_url=url, lane=lane, providers={"default": ProviderSettings(), "free": ProviderSettings()})
+    settings = WorkerSettings(
+        database_url=url, lane=lane, providers={"default": ProviderSettings(), "free": ProviderSettings()}
+    )
     with Producer(settings) as producer:
         job = producer.open_job(JobSpec(lane=lane, model="small", fallback=["free/large"]))
         view = read_job(producer._jobs, settings)(job.job_id).fallback

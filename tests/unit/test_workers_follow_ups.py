@@ -406,7 +406,7 @@ async def test_a_document_goes_on_to_the_queue_of_the_next_model() -> None:
 
 
 async def test_what_is_refused_before_it_is_sent_goes_on_too() -> None:
-    """A lane that counts tokens refuses a long prompt itself: nothing was begun or paid, so the message just changes its queue."""
+    """A lane refuses a long prompt itself: nothing was begun or paid, so the message changes its queue."""
     parts = Parts(OVERFLOW)
     parts.models, parts.refuses = gate("small"), {"small": OVERFLOW}
     settled = await run(parts, fallback=["big"], lane="gpu")
