@@ -8,6 +8,7 @@ import wave
 from array import array
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ async def test_a_sound_is_the_same_however_it_is_sent(lane: GpuLane) -> None:
     assert hashes == [hashes[0]] * 3
 
 
+async def test_a_sound_of_two_channels_is_read(lane: GpuLane) -> None:
+    """As one of a single channel."""
+    _, one = await inferred(lane, chat("What?", heard(tone(220))))
+    _, two = await inferred(lane, chat("What?", heard(tone(220, channels=2))))
+    assert two["usage"] == one["usage"] | {"prompt_tokens_details": two["usage"]["prompt_tokens_details"]}
+
+
+@pytest.mark.skipif(find_spec("torchaudio") is None, reason="vLLM resamples by torchaudio, whose CPU build PyPI has not")
 @pytest.mark.parametrize(("rate", "channels"), [(8_000, 1), (44_100, 2)])
 async def test_sounds_of_other_rates_are_read(lane: GpuLane, rate: int, channels: int) -> None:
     """They are what the model takes, 16 kHz on one channel, before it hears them: so many tokens as such a one has."""

@@ -128,6 +128,7 @@ async def test_structured_outputs_follow_the_schema(lane: GpuLane, wanted: str) 
         ({"max_tokens": 0}, "bad_request", "max_tokens is 0"),
         ({"frequency": 1}, "bad_request", "'frequency'"),
         ({"messages": []}, "bad_request", "messages is empty"),
+        ({"messages": [{"role": "user", "content": None}]}, "bad_request", "content is null"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "bad_request", "takes text only"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}}, "bad_request", "no"),
         ({"response_format": {"type": "yaml"}}, "bad_request", "yaml"),

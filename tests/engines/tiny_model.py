@@ -88,10 +88,21 @@ def make_model(
     config = _config(architecture, shape, tokenizer)
     if weights:
         _model(architecture, config, seed).save_pretrained(folder, safe_serialization=True)
+        if architecture == "qwen2-audio":
+            _name_as_published(folder / "model.safetensors")
     else:
         config.architectures = [_CLASSES[architecture][1]]
         config.save_pretrained(folder)
     return folder
+
+
+def _name_as_published(file: Path) -> None:
+    """transformers 5 writes the text model's weights one level deeper than the files that vLLM reads have them."""
+    safetensors = import_module("safetensors.torch")
+    weights = safetensors.load_file(file)
+    deeper = "language_model.model.model."
+    named = {name.replace(deeper, "language_model.model."): value for name, value in weights.items()}
+    safetensors.save_file(named, file, metadata={"format": "pt"})
 
 
 def make_adapter(folder: Path, shape: Shape | None = None, *, rank: int = 8, seed: int = 1) -> Path:
