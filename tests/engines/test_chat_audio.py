@@ -100,7 +100,9 @@ async def test_a_sound_of_two_channels_is_read(lane: GpuLane) -> None:
     assert two["usage"] == one["usage"] | {"prompt_tokens_details": two["usage"]["prompt_tokens_details"]}
 
 
-@pytest.mark.skipif(find_spec("torchaudio") is None, reason="vLLM resamples by torchaudio, whose CPU build PyPI has not")
+@pytest.mark.skipif(
+    find_spec("torchaudio") is None, reason="vLLM resamples by torchaudio, whose CPU build PyPI has not"
+)
 @pytest.mark.parametrize(("rate", "channels"), [(8_000, 1), (44_100, 2)])
 async def test_sounds_of_other_rates_are_read(lane: GpuLane, rate: int, channels: int) -> None:
     """They are what the model takes, 16 kHz on one channel, before it hears them: so many tokens as such a one has."""

@@ -345,13 +345,15 @@ async def test_a_bad_adapter_refuses_its_own_requests_only(adapted: GpuLane) -> 
 
 
 async def test_an_adapter_is_chosen_by_the_requests_model(adapted: GpuLane) -> None:
-    """The same greedy question, with and without the adapter: two answers, each under the name that was asked for."""
-    plain, answer = await asyncio.gather(
-        body_of(adapted, request(chat(1, max_tokens=16))),
-        body_of(adapted, request(chat(1, max_tokens=16, model="legal"))),
-    )
-    assert answer["model"] == "legal"
-    assert plain["choices"][0]["message"]["content"] != answer["choices"][0]["message"]["content"]
+    """The same greedy question, without an adapter and with each: three answers, each under the name that was asked for.
+
+    One after the other: side by side, vLLM's CPU build computes requests without an adapter with the last one of the batch
+    (its pull request 48421); its kernels for GPUs do not.
+    """
+    plain = await body_of(adapted, request(chat(1, max_tokens=16)))
+    legal, wide = [await body_of(adapted, request(chat(1, max_tokens=16, model=name))) for name in ("legal", "wide")]
+    assert (legal["model"], wide["model"]) == ("legal", "wide")
+    assert len({one["choices"][0]["message"]["content"] for one in (plain, legal, wide)}) == 3
 
 
 async def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:
@@ -389,14 +391,19 @@ async def two_places(tiny_llama: Path) -> AsyncIterator[GpuLane]:
 
 
 async def test_an_item_in_the_engines_line_does_not_time_out(two_places: GpuLane) -> None:
-    """Forty items for two places, each with less time than the line takes: all are answered, as only computing counts (H6)."""
-    body = json.dumps(chat(1, max_tokens=24)).encode()
-    asked = Request("job:doc", "default", "/v1/chat/completions", body, 1.0)
-    prepared = [await two_places.prepare(asked) for _ in range(40)]
-    began = asyncio.get_running_loop().time()
-    answers = await asyncio.gather(*(two_places.infer(one) for one in prepared))
-    assert asyncio.get_running_loop().time() - began > 1.0, "else the test shows nothing"
-    assert {type(answer) for answer in answers} == {Answer}
+    """Sixty items for two places, each with less time than the line takes: all are answered, as only computing counts (H6)."""
+    clock, body = asyncio.get_running_loop().time, json.dumps(chat(1, max_tokens=24)).encode()
+
+    async def seconds(number: int, limit_s: float) -> float:
+        asked = Request("job:doc", "default", "/v1/chat/completions", body, limit_s)
+        prepared = [await two_places.prepare(asked) for _ in range(number)]
+        began = clock()
+        answers = await asyncio.gather(*(two_places.infer(one) for one in prepared))
+        assert {type(answer) for answer in answers} == {Answer}
+        return clock() - began
+
+    limit_s = 8 * max([await seconds(2, 60.0) for _ in range(3)])  # so much slower may a busy machine become
+    assert await seconds(60, limit_s) > limit_s, "else the test shows nothing"
 
 
 async def test_urgent_items_overtake_in_the_engine(two_places: GpuLane) -> None:

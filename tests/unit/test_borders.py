@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -141,7 +141,9 @@ def test_a_worker_asks_each_model_of_a_job_as_its_own_provider_says(tmp_path: Pa
 
 
 @pytest.mark.parametrize("lane", ["gpu", "embed"])
-def test_a_worker_that_hosts_a_model_takes_no_fallback_for_a_providers(lane: str, tmp_path: Path) -> None:
+def test_a_worker_that_hosts_a_model_takes_no_fallback_for_a_providers(
+    lane: Literal["gpu", "embed"], tmp_path: Path
+) -> None:
     """In such a lane a name with a slash is a model, whatever providers are configured; the job is accepted like any other."""
     url = f"sqlite:///{tmp_path}/ledger.db"
     settings = WorkerSettings(
