@@ -402,7 +402,8 @@ async def test_an_item_in_the_engines_line_does_not_time_out(two_places: GpuLane
         assert {type(answer) for answer in answers} == {Answer}
         return clock() - began
 
-    limit_s = 8 * max([await seconds(2, 60.0) for _ in range(3)])  # so much slower may a busy machine become
+    usual = sorted([await seconds(2, 60.0) for _ in range(3)])[1]
+    limit_s = 8 * usual  # so much slower may a busy machine become
     assert await seconds(60, limit_s) > limit_s, "else the test shows nothing"
 
 

@@ -221,8 +221,7 @@ class ItemRunner:
         """The next request for the same item, with a start of its own; what its answers cost adds up."""
         let_go(attempt)
         try:
-            if attempt.begun:
-                await self.starts.take_back(attempt)
+            await self.starts.take_back(attempt)
             happened = await self._try_where(attempt, place)
         except (Exception, asyncio.CancelledError) as error:
             return instead_of(attempt, before, error, self.policy)
