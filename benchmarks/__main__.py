@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module, util
 
-from benchmarks.check import letters, missed
-from benchmarks.ground import end_in_order, folder, redis_server
-from benchmarks.report import Report, machine, show
+from benchmarks.harness.check import letters, missed
+from benchmarks.harness.ground import end_in_order, folder, redis_server
+from benchmarks.harness.report import Report, machine, show
 
 MODULES = {
-    "a": "feed", "b": "queue_path", "n": "noop_path", "c": "http_path", "d": "redis_bytes", "e": "memory", "q": "pace",
-    "m": "embed", "f": "flower", "t": "tracing", "r": "redis_steps", "g": "growth", "h": "http_clients",
-    "u": "reuse",
+    "a": "queues.feed", "b": "queues.queue_path", "n": "noop_path", "c": "http_path", "d": "queues.redis_bytes",
+    "e": "parts.memory", "q": "pace", "m": "parts.embed", "f": "parts.flower", "t": "parts.tracing",
+    "r": "queues.redis_steps", "g": "growth", "h": "parts.http_clients", "u": "reuse",
 }  # fmt: skip
 EXPLAINED = {
     "a": "feed rate", "b": "queue path against stock Celery", "n": "queue path with both stores, no-op lane",

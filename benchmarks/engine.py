@@ -14,8 +14,8 @@ from dataclasses import replace
 from importlib import import_module, metadata
 
 from benchmarks.engines.setup import cpu_setup, gpu_setup
-from benchmarks.ground import folder, redis_server
-from benchmarks.report import machine, show
+from benchmarks.harness.ground import folder, redis_server
+from benchmarks.harness.report import machine, show
 
 CASES = {
     "offline": "whole fleet beside LLM.chat and LLM.generate",

@@ -19,11 +19,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet import Fleet, JobCost, fleet
-from benchmarks.ground import end_in_order, folder, redis_server, tests_on_path
+from benchmarks.harness.fleet import Fleet, JobCost, fleet
+from benchmarks.harness.ground import end_in_order, folder, redis_server, tests_on_path
+from benchmarks.harness.report import Report, Row, show
+from benchmarks.harness.targets import judge
 from benchmarks.noop_path import CONCURRENCY, WORKER
-from benchmarks.report import Report, Row, show
-from benchmarks.targets import judge
 from penstock_ledger import OutcomeStore, open_database
 from penstock_producer.outputs import write_outputs
 

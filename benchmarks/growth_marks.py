@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.fleet import Fleet, JobCost
-from benchmarks.ground import end_in_order
 from benchmarks.growth import MIB, SMALL, Database, redis_memory, running_fleet
+from benchmarks.harness.fleet import Fleet, JobCost
+from benchmarks.harness.ground import end_in_order
 from penstock_ledger import OutcomeStore, open_database
 from penstock_producer.outputs import write_outputs
 

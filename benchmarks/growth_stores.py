@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.documents import doc_id
-from benchmarks.ground import end_in_order, folder, tests_on_path
+from benchmarks.harness.documents import doc_id
+from benchmarks.harness.ground import end_in_order, folder, tests_on_path
 from penstock_ledger import Database, JobStore, OutcomeStore, open_database
 from penstock_ledger.model import ItemKey, NewJob, Result
 from penstock_producer.outputs import write_outputs

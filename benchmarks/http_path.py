@@ -6,9 +6,9 @@ the same rounds: that is how a change is weighed.
 
 from __future__ import annotations
 
-from benchmarks.ground import end_in_order
-from benchmarks.report import Report, show
-from benchmarks.rounds import OURS, Contender, Measured, arguments, contenders, measure
+from benchmarks.harness.ground import end_in_order
+from benchmarks.harness.report import Report, show
+from benchmarks.harness.rounds import OURS, Contender, Measured, arguments, contenders, measure
 
 WORKER = "penstock_workers"
 ITEMS, ROUNDS = 20_000, 5

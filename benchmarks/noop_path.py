@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from celery import Celery
 
-from benchmarks.fleet import fleet
-from benchmarks.ground import RunningRedis, end_in_order, folder, redis_server
-from benchmarks.report import Report, Row, median, show
-from benchmarks.rounds import OURS, Contender, Measured, arguments, contenders, measure
-from benchmarks.targets import judge
+from benchmarks.harness.fleet import fleet
+from benchmarks.harness.ground import RunningRedis, end_in_order, folder, redis_server
+from benchmarks.harness.report import Report, Row, median, show
+from benchmarks.harness.rounds import OURS, Contender, Measured, arguments, contenders, measure
+from benchmarks.harness.targets import judge
 
 WORKER = "benchmarks.noop_worker"
 CONCURRENCY = 256

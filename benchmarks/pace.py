@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from benchmarks.report import Report
+    from benchmarks.harness.report import Report
 
 
 def run(quick: bool) -> Report:

@@ -10,10 +10,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.fleet import Fleet, JobCost
-from benchmarks.ground import end_in_order
 from benchmarks.growth import running_fleet
-from benchmarks.report import Report, Row, median, show
+from benchmarks.harness.fleet import Fleet, JobCost
+from benchmarks.harness.ground import end_in_order
+from benchmarks.harness.report import Report, Row, median, show
 
 ITEMS, ROUNDS = 20_000, 5
 QUICK_ITEMS, QUICK_ROUNDS = 6_000, 2

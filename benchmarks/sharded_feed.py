@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 import orjson
 import redis
 
-from benchmarks.ground import RunningRedis, end_in_order, folder, redis_server, usage, write_documents
-from benchmarks.report import machine, median
+from benchmarks.harness.ground import RunningRedis, end_in_order, folder, redis_server, usage, write_documents
+from benchmarks.harness.report import machine, median
 from penstock_ledger import JobStore, Meta, RedisLedger, open_database
 from penstock_producer import Producer
 from penstock_producer.feed.leased_feed import open_feeder

@@ -23,7 +23,7 @@ from typing import Any, Final
 import orjson
 import psutil
 
-from benchmarks.ground import end_in_order, folder, tests_on_path
+from benchmarks.harness.ground import end_in_order, folder, tests_on_path
 from penstock_ledger import Database, JobStore, OutcomeStore, open_database
 from penstock_ledger.model import ItemKey, Job, NewJob, Result
 

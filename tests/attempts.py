@@ -13,7 +13,7 @@ from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.host import ItemHost
-from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.reading.reads import Reads
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Runs

@@ -26,8 +26,8 @@ from outcomes import dead, done
 from servers import RedisServer, as_bytes
 
 from penstock_ledger.model import ItemKey
+from penstock_producer.accepting.borders import DoorSettings
 from penstock_producer.feed.wire import encode_item
-from penstock_producer.job.borders import DoorSettings
 from penstock_workers.celery_app.app import PenstockApp
 from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine
 from penstock_workers.item.outcome import Outcome, Released, Retry

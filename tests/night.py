@@ -29,7 +29,7 @@ class Night:
         self.store = ScheduleStore(db, clock=lambda: self.now)
         self.jobs = JobStore(db)
         self.producer = Producer(settings or ProducerSettings(), database=db)
-        self.schedules = Schedules(self.store, lambda spec: self.producer._accepted(spec))
+        self.schedules = Schedules(self.store, lambda spec: self.producer._new.accepted(spec))
         self.source = folder / "tickets.jsonl"
         self.write("first")
 

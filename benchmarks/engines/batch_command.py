@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.engines.setup import SERVED_AS, Setup, tests_module, variables
 from benchmarks.engines.work import LOG_END, RUN_TIMEOUT_S, end_group
-from benchmarks.ground import ROOT, GroundError
+from benchmarks.harness.ground import ROOT, GroundError
 
 FINISHED, RUNNING = "vllm:request_success_total", "vllm:num_requests_running"
 LOOK_EACH_S = 0.05

@@ -9,7 +9,7 @@ from benchmarks.engines.offline_vllm import WARM_UP
 from benchmarks.engines.setup import Setup
 from benchmarks.engines.work import Work
 from benchmarks.engines.worker import worker_fleet
-from benchmarks.report import Report, Row
+from benchmarks.harness.report import Report, Row
 
 ITEMS_PER_SLOT = 25  # few in flight take long: fewer items tell as much
 

@@ -16,7 +16,7 @@ from benchmarks.engines.items import Item, items
 from benchmarks.engines.offline_vllm import WARM_UP
 from benchmarks.engines.setup import SERVED_AS, Setup
 from benchmarks.engines.work import Work, cpu_seconds, orders, say, setup_of
-from benchmarks.ground import GroundError
+from benchmarks.harness.ground import GroundError
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane

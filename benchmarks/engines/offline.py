@@ -15,7 +15,7 @@ from benchmarks.engines.offline_vllm import WARM_UP
 from benchmarks.engines.setup import Setup
 from benchmarks.engines.work import Work, contender
 from benchmarks.engines.worker import worker_fleet
-from benchmarks.report import Report, Row
+from benchmarks.harness.report import Report, Row
 
 BY_WALL: Final = 0.97
 BY_CPU: Final = 0.95

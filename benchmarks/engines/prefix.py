@@ -8,7 +8,7 @@ from benchmarks.engines.items import items, items_with_prefixes
 from benchmarks.engines.offline_vllm import WARM_UP
 from benchmarks.engines.setup import Setup
 from benchmarks.engines.worker import worker_fleet
-from benchmarks.report import Report, Row
+from benchmarks.harness.report import Report, Row
 
 
 def run(place: Path, setup: Setup) -> Report:

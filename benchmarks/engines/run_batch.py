@@ -11,8 +11,8 @@ from benchmarks.engines.batch_command import BatchCommand
 from benchmarks.engines.items import Item, items, write
 from benchmarks.engines.setup import Setup
 from benchmarks.engines.worker import LEASE_S, worker_fleet
-from benchmarks.ground import GroundError
-from benchmarks.report import Report, Row
+from benchmarks.harness.ground import GroundError
+from benchmarks.harness.report import Report, Row
 from penstock_workers.lanes.gpu.engine.engine_queue import BUFFER_SHARE
 
 KILL_AT = 0.5  # of the items

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.ground import ROOT
+from benchmarks.harness.ground import ROOT
 
 SERVED_AS = "bench"  # the name that requests use: run-batch and our lane must both know it
 KV_GIB = "1"  # of the CPU build, which takes nearly all memory else

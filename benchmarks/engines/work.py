@@ -16,7 +16,7 @@ import orjson
 import psutil
 
 from benchmarks.engines.setup import Setup, variables
-from benchmarks.ground import ROOT, GroundError
+from benchmarks.harness.ground import ROOT, GroundError
 
 RUN_TIMEOUT_S = 3_600
 LOG_END = 3_000  # characters shown of a process that failed

@@ -15,7 +15,7 @@ import orjson
 from benchmarks.engines.items import Item, write
 from benchmarks.engines.setup import SERVED_AS, Setup, variables
 from benchmarks.engines.work import LOG_END, Work, cpu_seconds, end_group
-from benchmarks.ground import ROOT, GroundError, RunningRedis, redis_server
+from benchmarks.harness.ground import ROOT, GroundError, RunningRedis, redis_server
 from penstock_ledger import Meta, QueueBook, RedisLedger, keys, open_database
 from penstock_ledger.model import Counts, Job
 from penstock_producer import Producer

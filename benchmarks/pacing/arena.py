@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 
-from benchmarks.ground import ROOT, folder
+from benchmarks.harness.ground import ROOT, folder
 from benchmarks.pacing.case import Case, Trouble
 from benchmarks.pacing.figures import BINS_PER_S, jain, peak_per_second, utilisation
 from benchmarks.pacing.meter import Meter

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ground import folder, redis_server
+from benchmarks.harness.ground import folder, redis_server
+from benchmarks.harness.report import Report, Row, machine
 from benchmarks.pacing.adapter import LIMITERS, OURS
 from benchmarks.pacing.alone import Alone, alone, show_alone
 from benchmarks.pacing.arena import ALL_PROCESSES_S, Arena, arena, as_json
@@ -21,7 +22,6 @@ from benchmarks.pacing.cases import CASES
 from benchmarks.pacing.outcome import Outcome, verdicts
 from benchmarks.pacing.tables import show_case
 from benchmarks.pacing.whole import FLEET, run_fleet
-from benchmarks.report import Report, Row, machine
 
 SECONDS, QUICK_SECONDS = 20.0, 4.0
 QUICK_WARM_UP_S = 2.0

@@ -19,8 +19,8 @@ from typing import Any
 import orjson
 import redis
 
-from benchmarks.fleet import READY_TIMEOUT_S
-from benchmarks.ground import GroundError, RunningRedis, folder, process, redis_server
+from benchmarks.harness.fleet import READY_TIMEOUT_S
+from benchmarks.harness.ground import GroundError, RunningRedis, folder, process, redis_server
 from benchmarks.pacing.case import TOKENS_PER_REQUEST
 from benchmarks.pacing.figures import jain, utilisation
 from benchmarks.pacing.provider import MINUTE_S

@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.ground import ROOT, GroundError, end_in_order, folder, tests_on_path
-from benchmarks.report import median
+from benchmarks.harness.ground import ROOT, GroundError, end_in_order, folder, tests_on_path
+from benchmarks.harness.report import median
 from benchmarks.sources.forms import FORMS
 from benchmarks.sources.one import FEED, SUBMIT
 from benchmarks.sources.peers import PEERS

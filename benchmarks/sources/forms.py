@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from benchmarks.documents import doc_id
+from benchmarks.harness.documents import doc_id
 
 TABLE: Final = "documents"
 BUCKET: Final = "documents"

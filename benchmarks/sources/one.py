@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from benchmarks.ground import usage
+from benchmarks.harness.ground import usage
 from benchmarks.sources.peers import PEERS
 
 SUBMIT: Final = "penstock, submit"

@@ -1,8 +1,8 @@
 """Remember what is true: SQL tables and Redis keys, behind typed stores.
 
 The names below are the public ones. They load on first use, so that an error class or a value costs no SQL toolkit. Other
-packages of this distribution may also import what the modules `errors`, `keys`, `log_lines`, `model`, `redaction` and
-`vectors` name in their `__all__`.
+packages of this distribution may also import what `INTERNAL_SURFACE` in tests/contract/test_boundaries.py lists, from each module
+what its `__all__` names.
 """
 
 from __future__ import annotations

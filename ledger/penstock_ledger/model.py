@@ -14,6 +14,7 @@ import orjson
 from msgspec import Struct
 
 __all__ = [
+    "COUNT_MAX",
     "SHARDS",
     "Counts",
     "DeadLetter",
@@ -28,6 +29,7 @@ __all__ = [
     "TakenFiles",
 ]
 
+COUNT_MAX: Final = 2**31 - 1  # of generations, tries and calls: their columns have 32 bits
 SHARDS: Final = "shards"  # of the selection of a feed that is split: into how many parts
 
 

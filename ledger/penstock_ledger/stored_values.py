@@ -12,7 +12,8 @@ import orjson
 from sqlalchemy import Dialect, Text
 from sqlalchemy.types import TypeDecorator
 
-COUNT_MAX: Final = 2**31 - 1  # tries and calls: columns of 32 bits
+from penstock_ledger.model import COUNT_MAX
+
 # Tokens, millionths of a dollar and milliseconds of one document. No real figure comes near (100,000 USD, three years), and
 # the sum over ten million documents still fits into 64 bits.
 FIGURE_MAX: Final = 10**11

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import secrets
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import orjson
-
 from penstock_ledger import (
     POOL_SIZE,
     CommitOrder,
     Database,
-    JobNotFound,
     JobStore,
     MadeWith,
     OutcomeStore,
@@ -27,69 +21,32 @@ from penstock_ledger import (
     Spool,
     open_database,
 )
-from penstock_ledger.model import (
-    Counts,
-    DeadLetter,
-    FeedKind,
-    ItemKey,
-    Job,
-    JobState,
-    NewJob,
-    Result,
-    Shard,
-    TakenFiles,
-)
+from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, Result, TakenFiles
 from penstock_ledger.vectors import Vectors
+from penstock_producer.accepting.acceptance import check_acceptable
+from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS, NewJobs
+from penstock_producer.accepting.same_job import digest_of
+from penstock_producer.accepting.survey import survey
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
-from penstock_producer.estimates import Estimate
-from penstock_producer.feed.feeder_plan import plan_feeders
-from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
-from penstock_producer.job.acceptance import check_acceptable, check_estimate
-from penstock_producer.job.borders import Borders
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
-from penstock_producer.refusals import refused
+from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.schedules.door import Schedules
-from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.sources.blobs.unpacked import MEMBERS
 from penstock_producer.sources.databases.source import key_pages
-from penstock_producer.sources.media.places import NEWEST
 from penstock_producer.sources.new_files import Taken, taken_by
-from penstock_producer.sources.open import DOOR, REMOTE, open_new_files, open_source, unchanged
+from penstock_producer.sources.open import open_new_files, open_source, unchanged
 from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
 from penstock_producer.sources.outcomes.where import Where
 from penstock_producer.sources.overrides import Overrides
-from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
-from penstock_producer.sources.texts.segments import NEWEST as NEWEST_TEXT
-from penstock_producer.sources.texts.segments import SEGMENTS
-from penstock_producer.survey import Survey, survey
 from penstock_producer.tables.cursors import Committed, place_in
-from penstock_producer.tally import PREPARED
 
 if TYPE_CHECKING:
     import pyarrow
-
-_JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or repeated
-_JOB_ID_CHARS = 20
-_MAX_JOB_KEY_CHARS = 200
-# Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
-_PINNED_BESIDE_CONTENT = frozenset({
-    "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY, NEWEST, PREPARED,
-    SEGMENTS, NEWEST_TEXT,
-})  # fmt: skip
-# Of a spec: the options of the first release. A later one counts only where it is not at its default: else the jobs of a release
-# would be others after an upgrade.
-_FIRST_OPTIONS = frozenset({
-    "budget_usd", "deadline_s", "endpoint", "id_field", "lane", "max_attempts", "max_bad_rows", "model", "on_overflow",
-    "params", "postprocess", "prefix_order", "preprocess", "priority", "prompt", "provider", "response_schema", "system",
-    "tenant", "timeout_s", "weight",
-})  # fmt: skip
-# Of a spec: how the source is read, and whether there is a job; nothing of what comes of it.
-_FIELDS_BESIDE_CONTENT = ("feeders", "over_budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +91,7 @@ class Producer:
         self._database = database or _opened_database(database_url or self._settings.database_url, self._settings)
         self._jobs = JobStore(self._database)
         self._outcomes = OutcomeStore(self._database)
+        self._new = NewJobs(self._database, self._jobs, self._settings, borders)
         self._open: weakref.WeakSet[OpenJob] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
@@ -156,7 +114,7 @@ class Producer:
     @property
     def schedules(self) -> Schedules:
         """Jobs that start themselves."""
-        return Schedules(ScheduleStore(self._database), self._accepted)
+        return Schedules(ScheduleStore(self._database), self._new.accepted)
 
     def submit(
         self,
@@ -175,21 +133,21 @@ class Producer:
         TooManyBadRows; nothing is accepted then. ``progress`` is called now and then with the number of rows read, and
         ``started_by`` is kept with the job: schedules name themselves there.
         """
-        spec = self._accepted(spec)
+        spec = self._new.accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here
             raise SourceError(
                 "unsupported_source", f"{seen(source)} is not a source; give a path or an s3:// URI as text"
             )
         opened = open_source(source, spec, self._settings, remote=self._borders is not None, timeout_s=timeout_s)
-        known = self._known(job_key)
+        known = self._new.known(job_key)
         if (
             known is not None
             and known.source.get("kind") != SPOOL
             and unchanged(known.source, source, self._settings, ended=known.state.final)
         ):
-            return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
+            return self._new.create(spec, known.source, known.total, job_key, started_by=started_by)
         found = survey(opened, spec, progress)
-        return self._create_surveyed(spec, found, job_key, key_pages(opened), started_by=started_by)
+        return self._new.create_surveyed(spec, found, job_key, key_pages(opened), started_by=started_by)
 
     def submit_new_files(
         self,
@@ -206,13 +164,13 @@ class Producer:
         For schedules; the job and what it takes are written together. The number is of files that may still be written,
         and were left for the next time. Raises as ``submit``, and FilesTaken.
         """
-        spec = self._accepted(spec)
+        spec = self._new.accepted(spec)
         opened, unsettled = open_new_files(source, spec, self._settings, taken, timeout_s=timeout_s)
         if opened is None:
             return None, unsettled
         found = survey(opened, spec)
         files = TakenFiles(str(started_by["schedule_id"]), taken_by(found.pin))
-        return self._create_surveyed(spec, found, job_key, started_by=started_by, taken=files), unsettled
+        return self._new.create_surveyed(spec, found, job_key, started_by=started_by, taken=files), unsettled
 
     def submit_from(
         self,
@@ -230,7 +188,7 @@ class Producer:
         """
         if self._borders is not None:
             raise SourceError("unsupported_source", "remote doors read no outcomes of other jobs; submit a file")
-        spec, found = self._accepted(spec), self._found(job)
+        spec, found = self._new.accepted(spec), self._found(job)
         if not spec.takes_records and spec.endpoint != found.spec["endpoint"]:
             fix = f"give the endpoint {found.spec['endpoint']}, or a prompt"
             message = f"{seen(spec.endpoint)} is not where the requests of job {found.job_key} were sent"
@@ -246,15 +204,15 @@ class Producer:
                 "empty_source",
                 f"no outcome of job {found.job_key} satisfies {seen(what)}; penstock report counts what it has",
             ) from error
-        return self._create_surveyed(spec, surveyed, job_key)
+        return self._new.create_surveyed(spec, surveyed, job_key)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
 
         Raises SpecError and JobConflict.
         """
-        spec = self._accepted(spec)
-        job = self._create(spec, SPOOL_PIN, None, job_key, (), FeedKind.SPOOL)
+        spec = self._new.accepted(spec)
+        job = self._new.create(spec, SPOOL_PIN, None, job_key, feed_kind=FeedKind.SPOOL)
         opened = OpenJob(job, spec, Spool(self._database), self._jobs, *self._limits)
         self._open.add(opened)
         return opened
@@ -291,7 +249,7 @@ class Producer:
         return found
 
     def _found(self, job: object) -> Job:
-        if not isinstance(job, str) or not job.isprintable() or len(job) > _MAX_JOB_KEY_CHARS:
+        if not isinstance(job, str) or not job.isprintable() or len(job) > MAX_JOB_KEY_CHARS:
             raise SpecError(
                 [Problem("invalid_value", "/job", f"{seen(job)} is not the id or key of a job", "give its key")]
             )
@@ -362,7 +320,7 @@ class Producer:
         found = self._jobs.get(job)
         spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
         check_acceptable(spec, self._settings.prices(spec.provider))
-        return self._jobs.amend(found.job_id, spec.to_json(), _digest(spec, found.source), expect=found.digest)
+        return self._jobs.amend(found.job_id, spec.to_json(), digest_of(spec, found.source), expect=found.digest)
 
     def cancel(self, job: str) -> bool:
         """Documents not yet started become dead letters `cancelled`. False when the job has already ended."""
@@ -390,89 +348,6 @@ class Producer:
     def _move(self, job: str, to: JobState, expect: Sequence[JobState], reason: str | None) -> bool:
         return self._jobs.set_state(self._jobs.get(job).job_id, to, reason=reason, expect=expect)
 
-    def _accepted(self, given: JobSpec | Mapping[str, Any]) -> JobSpec:
-        """The spec, held against the provider's paths and this door's borders. Raises SpecError."""
-        spec = given if isinstance(given, JobSpec) else JobSpec.from_json(given)
-        refused_endpoint = self._settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
-        if refused_endpoint is not None:
-            raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
-        check_acceptable(spec, self._settings.prices(spec.provider))
-        if spec.output_format in ("csv", "parquet") and self._settings.results_url is None:
-            fix = "set results_url (PENSTOCK_RESULTS_URL) here and for the control processes, or leave it out: "
-            fix += "`penstock results` writes tables at any time"
-            why = f"{spec.output_format} is written where results_url says, and that is not set here"
-            raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
-        if self._borders is not None:
-            self._borders.check(spec)
-        return spec
-
-    def _check_estimate(self, spec: JobSpec, estimate: Estimate) -> None:
-        """Before anything is spent. Raises SpecError."""
-        check_estimate(spec, estimate.usd(self._settings.prices(spec.provider)))
-
-    def _known(self, job_key: str | None) -> Job | None:
-        if job_key is None:
-            return None
-        _check_key(job_key)
-        try:
-            return self._jobs.get(job_key)
-        except JobNotFound:
-            return None
-
-    def _create_surveyed(
-        self,
-        spec: JobSpec,
-        found: Survey,
-        job_key: str | None,
-        keys: Iterable[bytes] = (),
-        started_by: Mapping[str, Any] | None = None,
-        taken: TakenFiles | None = None,
-    ) -> Job:
-        self._check_estimate(spec, found.estimate)
-        refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
-        plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._database.is_sqlite)
-        shards = found.split_points.split(found.total, plan.feeders)
-        return self._create(
-            spec, found.pin, found.total, job_key, refusals,
-            started_by=started_by, shards=shards, keys=keys, taken=taken,
-        )  # fmt: skip
-
-    def _create(
-        self,
-        spec: JobSpec,
-        pin: Mapping[str, Any],
-        total: int | None,
-        job_key: str | None,
-        refusals: Sequence[tuple[str, Any]],
-        feed_kind: FeedKind = FeedKind.SOURCE,
-        started_by: Mapping[str, Any] | None = None,
-        shards: tuple[Shard, ...] = (),
-        keys: Iterable[bytes] = (),
-        taken: TakenFiles | None = None,
-    ) -> Job:
-        if job_key is not None:
-            _check_key(job_key)
-        job_id, span = _new_job_id(), callers_span()
-        marks: dict[str, Any] = {DOOR: REMOTE} if self._borders is not None else {}
-        if span:
-            marks[SUBMITTED_BY] = span
-        if started_by is not None:
-            marks[STARTED_BY] = dict(started_by)
-        new = NewJob(
-            job_id=job_id,
-            job_key=job_key or job_id,
-            spec=spec.to_json(),
-            source={**pin, **marks},
-            digest=_digest(spec, pin),
-            total=total,
-            feed_kind=feed_kind,
-            shards=shards,
-            taken=taken,
-        )
-        letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
-        job, _ = self._jobs.create(new, letters, keys)
-        return job
-
 
 def _opened_database(url: str, settings: ProducerSettings) -> Database:
     database = open_database(
@@ -481,36 +356,3 @@ def _opened_database(url: str, settings: ProducerSettings) -> Database:
     if url.startswith("sqlite:"):
         database.migrate()  # an embedded file; the schema of a server is changed by its operator
     return database
-
-
-def _new_job_id() -> str:
-    return "job_" + base64.b32encode(secrets.token_bytes(_JOB_ID_BYTES)).decode()[:_JOB_ID_CHARS].lower()
-
-
-def _digest(spec: JobSpec, pin: Mapping[str, Any]) -> str:
-    """What makes two submits the same job: the spec and the content, not the place of a file or its time."""
-    skipped = _PINNED_BESIDE_CONTENT | {"uri"} if "sha256" in pin else _PINNED_BESIDE_CONTENT
-    content = {name: value for name, value in pin.items() if name not in skipped}
-    return hashlib.sha256(orjson.dumps([_given(spec), content], option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-def _check_key(job_key: object) -> None:
-    if not isinstance(job_key, str) or not 0 < len(job_key) <= _MAX_JOB_KEY_CHARS or not job_key.isprintable():
-        fix = f"give 1 to {_MAX_JOB_KEY_CHARS} printable characters"
-        raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} is refused", fix)])
-    if job_key.startswith("job_"):
-        fix = "choose a key of your own: ids of jobs start like that"
-        raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} looks like a job id", fix)])
-
-
-def _given(spec: JobSpec) -> dict[str, Any]:
-    """The options that make a job what it is."""
-    return {
-        name: value
-        for name, value in spec.to_json().items()
-        if name in _FIRST_OPTIONS
-        or (
-            name not in _FIELDS_BESIDE_CONTENT
-            and value != JobSpec.model_fields[name].get_default(call_default_factory=True)
-        )
-    }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Self
 
-__all__ = ["PREPARED", "Tally"]
+from penstock_producer.pins import PREPARED
 
-PREPARED: Final = "prepared"  # of a job's source: what its survey counted
+__all__ = ["Tally"]
 
 
 @dataclass(slots=True)

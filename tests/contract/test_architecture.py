@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(ROOT.glob("*/penstock_*"))
 OTHERS = ("tests", "tools", "benchmarks", "examples", "docker", "helm")
+MOST_FILES = 20
 CHECKED = (*(package.parent for package in PACKAGES), *(ROOT / name for name in OTHERS))
 # The page of decisions tells what was, files that are gone included.
 PAGES = [ROOT / "README.md", *(page for page in sorted(ROOT.glob("docs/*.md")) if page.name != "decisions.md")]
@@ -57,6 +58,15 @@ def test_the_map_names_every_room() -> None:
     assert not sorted(room for room in there if not any(f"/{room}".endswith(f"/{name}") for name in named))
     known = paths()
     assert not sorted(name for name in named if not any(path.endswith(f"/{name}") for path in known))
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, ROOT / "benchmarks"], ids=lambda package: package.name)
+def test_no_folder_is_a_corridor(package: Path) -> None:
+    """A folder holds so few modules that each is found by its name; with more it is given rooms."""
+    folders = [package, *(path for path in package.rglob("*") if path.is_dir())]
+    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert sum(counts.values()) > 0
+    assert {name: count for name, count in counts.items() if count > MOST_FILES} == {}
 
 
 def test_what_the_page_of_lanes_names_in_code_exists() -> None:

@@ -18,6 +18,8 @@ WRITTEN_BY_USERS = {"penstock.toml", "hooks.py", "my_hooks.py", "tasks.py"}
 
 FILE = re.compile(r"(?<![\w./:*{}<>-])((?:[\w.-]+/)*\w[\w-]*\.(?:py|md|lua))(?![\w/]|\.\w)")
 MODULE = re.compile(r"(?<![\w./-])(penstock_[a-z]+(?:\.\w+)+)")
+CLASS = re.compile(r"``([a-z_]+)(?=\.[A-Z]\w+``)")  # a class, or a constant, behind its module
+OF_OTHERS = {"redis", "subprocess", "vllm"}
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
 
@@ -63,6 +65,7 @@ def missing(path: Path, root: Path, known: Collection[str]) -> Iterator[str]:
     for number, text in words(path):
         names = [name for name in FILE.findall(text) if name not in WRITTEN_BY_USERS and not is_file(name, path, known)]
         names += [name for name in MODULE.findall(text) if not is_module(name, known)]
+        names += [module for module in CLASS.findall(text) if module not in OF_OTHERS and f"{module}.py" not in known]
         if path.suffix == ".md":
             names += [link for link in LINK.findall(text) if not (path.parent / link).exists()]
         yield from (f"{path.relative_to(root)}:{number} {name}" for name in names)
@@ -81,10 +84,12 @@ def test_a_reference_to_nothing_is_found(tmp_path: Path) -> None:
     """Comments, docstrings and links are looked at, and so are modules; code and addresses are not."""
     code, page = tmp_path / "here.py", tmp_path / "page.md"
     code.write_text(
-        '"""See gone.py and here.py; penstock_gone.part says more."""\nopen("other.py")  # as in lost.lua\n'
+        '"""See gone.py, ``away.Thing``, ``here.Thing`` and here.py; penstock_gone.part says more."""\n'
+        'open("other.py")  # as in lost.lua\n'
     )
     page.write_text("[a](here.py) [b](away.md#part) https://example.com/x/readme.md\n")
     found = [line for path in (code, page) for line in missing(path, tmp_path, ["here.py", "page.md"])]
     assert sorted(found) == [
-        "here.py:1 gone.py", "here.py:1 penstock_gone.part", "here.py:2 lost.lua", "page.md:1 away.md", "page.md:1 away.md",
+        "here.py:1 away", "here.py:1 gone.py", "here.py:1 penstock_gone.part", "here.py:2 lost.lua", "page.md:1 away.md",
+        "page.md:1 away.md",
     ]  # fmt: skip

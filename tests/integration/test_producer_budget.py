@@ -14,7 +14,7 @@ from penstock_ledger import JobStore, open_database
 from penstock_producer import Producer, ProducerSettings, SpecError
 from penstock_producer.settings import ProviderFacts
 from penstock_workers.errors import PricesMissing, UnknownLane
-from penstock_workers.item.run.jobs import read_job
+from penstock_workers.item.run.reading.jobs import read_job
 from penstock_workers.lanes.registry import check_lane
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -55,7 +55,8 @@ def test_prices_come_from_the_settings_file(tmp_path: Path, monkeypatch: pytest.
     )
     monkeypatch.chdir(tmp_path)
     settings = ProducerSettings.load()
-    assert (settings.prices("fast").priced, settings.prices("default").priced) == (True, False)
+    assert settings.prices("fast").prices_of("m") is not None
+    assert settings.prices("default").prices_of("m") is None
 
 
 @pytest.mark.parametrize("lane", ["gpu", "embed"])

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from servers import S3Server
 
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
-from penstock_producer.sources.blobs import store
+from penstock_producer.sources.blobs import ranges, store
 from penstock_producer.sources.open import unchanged
-from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
 
@@ -60,7 +60,7 @@ def jsonl(count: int, text: str = "t") -> bytes:
 
 def test_an_object_is_surveyed_read_and_fetched(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object read in many ranges gives the same documents as a file, from any cursor and position."""
-    monkeypatch.setattr(store, "RANGE_BYTES", 100)
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 100)
     bucket.put("in put.jsonl", jsonl(50))
     pin = json.loads(json.dumps(survey(open_source("gs://gsdocs/in%20put.jsonl", SPEC), SPEC).pin))
     assert (pin["kind"], bool(pin["etag"])) == ("gs", True)

@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from servers import S3Server
 
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
-from penstock_producer.sources.blobs import s3
+from penstock_producer.sources.blobs import ranges, s3
 from penstock_producer.sources.open import unchanged
 from penstock_producer.sources.texts import segments
-from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
 URI = "s3://docs/in%20put.jsonl"
@@ -53,7 +53,7 @@ def test_an_object_is_surveyed_read_and_fetched(
     client: Any, settings: ProducerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object read in many ranges gives the same documents as a file, from any cursor and position."""
-    monkeypatch.setattr(s3, "RANGE_BYTES", 100)
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 100)
     put(client, 50)
     found = survey(open_source(URI, SPEC, settings), SPEC)
     assert found.total == 50
@@ -111,7 +111,7 @@ def test_a_prefix_of_several_formats_is_one_source(
     client: Any, settings: ProducerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Objects below a prefix are read by their formats, each held by the ETag that was listed; a pattern chooses among them."""
-    monkeypatch.setattr(s3, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 1000)
     parquet = io.BytesIO()
     pq.write_table(pa.table({"id": [f"p{row}" for row in range(90)], "text": ["t"] * 90}), parquet, row_group_size=30)
     objects = {

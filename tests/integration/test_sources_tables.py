@@ -16,6 +16,7 @@ from sqlalchemy import Engine, create_engine, text
 from penstock_ledger import Database, JobConflict, JobStore, Meta, OutcomeStore, RedisLedger, open_database, purge_job
 from penstock_ledger.model import Job, JobState
 from penstock_producer import JobSpec, Producer
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import BadReference, RowChanged, SourceError, SourceUnavailable, TooManyBadRows
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.leased_feed import open_feeder
@@ -25,7 +26,6 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.sources.databases import by_key, keys
 from penstock_producer.sources.of_feed import open_feed_source
-from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", table="docs", max_bad_rows=100)
 

@@ -58,7 +58,7 @@ def _work(fleet: Fleet) -> str:
     source = fleet.folder / "docs.jsonl"
     source.write_text("".join(f'{{"id":"doc-{n}","text":"{SECRET} {n}"}}\n' for n in range(DOCUMENTS)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock_producer.producer.callers_span", lambda: CALLERS_SPAN)
+        patch.setattr("penstock_producer.accepting.new_jobs.callers_span", lambda: CALLERS_SPAN)
         job = fleet.producer.submit(source, fleet.spec(), job_key="night")
     assert doomed.wait(60) == -signal.SIGKILL
     fleet.wait_for(job, JobState.COMPLETED, 60)

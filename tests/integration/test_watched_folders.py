@@ -18,8 +18,8 @@ from sqlalchemy import func, select
 from penstock_ledger import FilesTaken, FiringOutcome, JobState, Schedule, open_database, purge_job
 from penstock_ledger.sql.tables import taken_files
 from penstock_producer import ProducerSettings, ScheduleError
+from penstock_producer.pins import FILES
 from penstock_producer.sources import new_files
-from penstock_producer.sources.several import FILES
 from penstock_workers.control.schedules.schedule_steps import HOLD_S
 from penstock_workers.control.schedules.starts import Started
 

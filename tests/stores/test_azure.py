@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from servers import free_port
 
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import SourceChanged, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import Document, open_source
-from penstock_producer.sources.blobs import store
+from penstock_producer.sources.blobs import ranges, store
 from penstock_producer.sources.open import unchanged
-from penstock_producer.survey import survey
 
 pytestmark = pytest.mark.servers
 SPEC = JobSpec(prompt="{text}", model="m")
@@ -100,7 +100,7 @@ def jsonl(count: int, text: str = "t") -> bytes:
 
 def test_an_object_is_read_as_it_was_pinned(put: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object read in many ranges gives its documents from any cursor and position, and other content is refused."""
-    monkeypatch.setattr(store, "RANGE_BYTES", 100)
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 100)
     uri = "az://docs/in%20put.jsonl"
     put("in put.jsonl", jsonl(50))
     pin = json.loads(json.dumps(survey(open_source(uri, SPEC), SPEC).pin))

@@ -21,11 +21,11 @@ from backports import zstd
 from pyarrow import ipc
 from pyarrow.parquet import encryption
 
+from penstock_producer.accepting.survey import Survey, survey
 from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
-from penstock_producer.survey import Survey, survey
 
 PLAIN = JobSpec(prompt="{text}", model="m", max_bad_rows=5)
 BATCH = JobSpec(model="m", max_bad_rows=5)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import MODULES
-from benchmarks.check import letters, missed
-from benchmarks.targets import MARGIN, TARGETS, Limit, Target, judge
+from benchmarks.harness.check import letters, missed
+from benchmarks.harness.targets import MARGIN, TARGETS, Limit, Target, judge
 
 ROOT = Path(__file__).parents[2]
 MEASURED = {name: target.measured or 1.0 for name, target in TARGETS.items()}

@@ -10,11 +10,11 @@ import pytest
 from penstock_ledger import DatabaseUnusable, JobStore, open_database
 from penstock_ledger.model import FeedKind, NewJob
 from penstock_producer import JobSpec, Producer, SourceError, SpecError
-from penstock_producer.job.borders import Borders, DoorSettings
+from penstock_producer.accepting.borders import Borders, DoorSettings
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.item.attempt import JobView
-from penstock_workers.item.run.jobs import read_job
+from penstock_workers.item.run.reading.jobs import read_job
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
 from penstock_cli.run.dry_run import estimate
-from penstock_producer.estimates import Estimate
+from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.sources import Document
 
 RUN = [
@@ -64,7 +64,10 @@ def test_a_dry_run_shows_requests_counts_and_money(folder: Path) -> None:
 
 def test_a_dry_run_without_prices_says_how_to_give_them(folder: Path) -> None:
     """Money is not guessed at (D14)."""
-    assert "unknown without --usd-per-mtok-in" in CliRunner().invoke(command_line(), [*RUN, "--dry-run"]).output
+    assert (
+        "unknown, since no price of m is known here; give --usd-per-mtok-in"
+        in CliRunner().invoke(command_line(), [*RUN, "--dry-run"]).output
+    )
 
 
 def test_a_budget_without_prices_is_refused_before_anything_is_made(folder: Path) -> None:
@@ -104,7 +107,7 @@ def test_a_budget_below_the_estimate_is_told(folder: Path) -> None:
 
 def test_estimates_assume_what_the_rate_limiter_assumes() -> None:
     """The producer imports no rate limiter, and their first guesses are the same."""
-    from penstock_producer import estimates
+    from penstock_producer.accepting import estimates
     from penstock_ratelimit.estimates import estimator
 
     assert estimates.CHARS_PER_TOKEN == estimator.CHARS_PER_TOKEN

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from penstock_producer import JobSpec, SourceError, SpecError, TemplateError
+from penstock_producer.accepting.survey import FIRST_ROWS, survey
 from penstock_producer.prompts.jinja_filters import CALL_UNITS, FILTERS, MAX_WORK, STEP_UNITS
 from penstock_producer.prompts.jinja_prompt import MAX_TEMPLATE_CHARS, JinjaTemplate
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.sources import open_source
-from penstock_producer.survey import FIRST_ROWS, survey
 
 RECORD: dict[str, Any] = {
     "text": "hello", "nothing": None, "reviews": [{"text": "good", "stars": 5}, {"text": "bad", "stars": 1}],

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock_producer import Producer
+from penstock_producer import JobSpec, Producer
+from penstock_producer.accepting.same_job import digest_of
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,43 @@ def test_a_job_of_an_earlier_release_is_the_same_job_after_an_upgrade(
     source.write_text('{"id":"a","text":"x"}\n')
     with Producer(database_url=f"sqlite:///{tmp_path / 'ledger.db'}") as producer:
         assert producer.submit(source, spec).digest == digest
+
+
+READ = {"max_line_bytes": 1, "max_body_bytes": 2, "mtime_ns": 3, "members": [], "media_newest_ns": 4, "prepared": {}}
+CAME = {"door": "remote", "started_by": {}, "traceparent": "t"}
+
+
+@pytest.mark.parametrize(
+    ("pin", "digest"),
+    [
+        (
+            {"kind": "s3", "uri": "s3://b/k", "size": 3, "etag": "x"},
+            "4d2989742698241a6349455b956205768c054156da449213108c526bcdc1d5d1",
+        ),
+        (
+            {"kind": "files", "uri": "a/", "sha256": "d", "files": [1]},
+            "74a9c94dbfc04ec57d65458d74fc2ce57c47381fff7b0326378c3f6f453258bf",
+        ),
+        (
+            {
+                "kind": "texts",
+                "uri": "a/",
+                "sha256": "d",
+                "count": 1,
+                "size": 2,
+                "newest_ns": 1,
+                "segments": [["", ""]],
+            },
+            "a64bde227f9f31e5ee49a8cb52e5390742f6c1b771768b8c73a8d74cb6db9364",
+        ),
+    ],
+)
+def test_how_when_and_for_whom_a_source_was_read_makes_no_other_job(pin: dict[str, Any], digest: str) -> None:
+    """The digests are those of earlier releases; a folder that was moved is known by its content, an object by its place."""
+    spec = JobSpec(model="m", prompt="{text}")
+    assert digest_of(spec, pin) == digest_of(spec, pin | READ | CAME) == digest
+    moved = digest_of(spec, pin | {"uri": "elsewhere"})
+    assert (moved == digest) is ("sha256" in pin)
 
 
 def test_an_option_that_is_given_counts(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from penstock_producer import JobSpec, SourceChanged, SourceError, SourceUnavailable, SpecError
+from penstock_producer.accepting.survey import survey
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import InvalidDocument
+from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import open_source
@@ -20,8 +22,6 @@ from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.media.kinds import kind_of
 from penstock_producer.sources.media.parts import MAX_BYTES, MAX_ITEMS, MAX_URL_CHARS
 from penstock_producer.sources.media.places import places_of
-from penstock_producer.sources.open import DOOR, REMOTE
-from penstock_producer.survey import survey
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from penstock_producer.accepting.acceptance import check_acceptable
 from penstock_producer.errors import SpecError
-from penstock_producer.job.acceptance import check_acceptable
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.request_body import BodyBuilder
 from penstock_producer.job.spec import JobSpec

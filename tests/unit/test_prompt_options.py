@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock_producer import JobSpec, SourceError, SpecError
+from penstock_producer.accepting.survey import survey
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import InvalidDocument
 from penstock_producer.prompts.compress import compressed
@@ -18,7 +19,6 @@ from penstock_producer.prompts.messages import MAX_MESSAGES
 from penstock_producer.prompts.truncate import MARK, cut_of
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.sources import open_source
-from penstock_producer.survey import survey
 from penstock_producer.tally import Tally
 
 HI = [{"role": "user", "content": "hi"}]
@@ -343,12 +343,12 @@ def test_hostile_texts_are_compressed_in_a_moment() -> None:
 
 def test_a_job_that_says_nothing_of_these_is_the_same_job_as_before(tmp_path: Path) -> None:
     """The digest of a job does not change with the release that learned these options."""
-    from penstock_producer.producer import _given
+    from penstock_producer.accepting.same_job import options_of
 
-    stored = _given(JobSpec(model="m", prompt="{text}"))
+    stored = options_of(JobSpec(model="m", prompt="{text}"))
     assert (
         not {"messages_field", "examples", "truncate", "compress_prompt", "image_fields", "over_budget"} & stored.keys()
     )
-    assert _given(JobSpec(model="m", prompt="{text}", truncate={"text": 3}))["truncate"] == {"text": 3}
+    assert options_of(JobSpec(model="m", prompt="{text}", truncate={"text": 3}))["truncate"] == {"text": 3}
     with pytest.raises(SourceError):
         survey(open_source(tmp_path / "none.jsonl", CHAT), CHAT)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock_producer import JobSpec, Producer, SourceError
+from penstock_producer.accepting.borders import Borders
 from penstock_producer.errors import SettingsError, SourceForbidden
-from penstock_producer.job.borders import Borders
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import open_source

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
 
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.sources.readers import arrow_file, columnar, columnar_source
-from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
 

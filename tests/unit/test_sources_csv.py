@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from penstock_producer.accepting.survey import survey
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import SourceError, SpecError
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
-from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12) | st.text('",;\t\r\n a', max_size=12)

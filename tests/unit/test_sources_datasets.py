@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc
 
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import SourceError
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import Document, open_source
-from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
 

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import Document, open_source
 from penstock_producer.sources.blobs import unpacked
 from penstock_producer.sources.blobs.local import LocalFile
 from penstock_producer.sources.blobs.unpacked import Unpacked
-from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

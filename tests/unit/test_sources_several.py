@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from penstock_producer import Producer
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import BadReference, SourceChanged, SourceError
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, expand, open_source
 from penstock_producer.sources.open import unchanged
-from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from penstock_producer import Producer
+from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.sources.open import unchanged
 from penstock_producer.sources.texts import segments
-from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{name} {size}: {text}", model="m", max_bad_rows=20)
 

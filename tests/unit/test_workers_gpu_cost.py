@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from penstock_producer import Producer
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.prices.token_prices import TokensUsed
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure
 from penstock_workers.item.lane import Prepared, request_of
 from penstock_workers.item.run.gpu_cost import PricedAdmission, SharedTime
-from penstock_workers.item.run.jobs import read_job
+from penstock_workers.item.run.reading.jobs import read_job
+from penstock_workers.item.settling.rows import prices_of
 from penstock_workers.lanes.embed.admission import Unpaced
 from penstock_workers.settings import CostSettings, ProviderSettings, WorkerSettings
 
@@ -105,4 +107,5 @@ def test_prices_of_providers_are_not_charged_to_a_model_of_ones_own(lane: Any, c
     with Producer(settings) as producer:
         job = producer.open_job(JobSpec(lane=lane, model="m"))
         view = read_job(producer._jobs, settings)(job.job_id)
-    assert view.provider.cost_microusd(10, 10) == charged
+    prices = prices_of(view, "m")
+    assert (0 if prices is None else prices.microusd(TokensUsed(10, 10))) == charged

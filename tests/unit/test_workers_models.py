@@ -14,7 +14,7 @@ from penstock_workers.broker.held import BrokerAction
 from penstock_workers.celery_app.handover import broker_action
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.outcome import Outcome, Parked, Released
-from penstock_workers.item.run.models import ModelGate
+from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.turned_away import TurnedAway
 
 T = TypeVar("T")
@@ -47,8 +47,8 @@ class Hot:
         return await ask()
 
 
-def gate(hot: Hot, served: Served = TINY1) -> ModelGate:
-    opened = ModelGate("gpu", cast(Any, hot), cast(Any, hot))
+def model_check(hot: Hot, served: Served = TINY1) -> ModelCheck:
+    opened = ModelCheck("gpu", cast(Any, hot), cast(Any, hot))
     opened.open(served)
     return opened
 
@@ -59,7 +59,7 @@ def attempt(body: bytes, queue: str = "penstock.gpu", **spec: Any) -> Attempt:
     return made
 
 
-async def outcome_of(opened: ModelGate, item: Attempt) -> Outcome | None:
+async def outcome_of(opened: ModelCheck, item: Attempt) -> Outcome | None:
     try:
         await opened.check(item)
     except TurnedAway as turned:
@@ -69,7 +69,7 @@ async def outcome_of(opened: ModelGate, item: Attempt) -> Outcome | None:
 
 def test_items_from_the_models_own_queue_need_no_look() -> None:
     """Their feed has read the model; those of the lane's queue and those that a hook may change are looked at."""
-    opened = gate(Hot())
+    opened = model_check(Hot())
     assert not opened.needs_look(attempt(b"{}", "penstock.gpu.tiny1"))
     assert opened.needs_look(attempt(b"{}", "penstock.gpu"))
     assert opened.needs_look(attempt(b"{}", "penstock.gpu.tiny1", preprocess="hooks:change"))
@@ -81,12 +81,12 @@ def test_items_from_the_models_own_queue_need_no_look() -> None:
 @pytest.mark.parametrize("model", ["tiny1", "/models/tiny1", "legal"])
 async def test_every_name_of_the_model_is_served(model: str) -> None:
     """By its path, by its last part, by an adapter."""
-    assert await outcome_of(gate(Hot()), attempt(b'{"model":"%b"}' % model.encode())) is None
+    assert await outcome_of(model_check(Hot()), attempt(b'{"model":"%b"}' % model.encode())) is None
 
 
 async def test_an_item_of_another_model_goes_to_its_queue_uncounted() -> None:
     """It is released to the queue of the model, acknowledged here, and no attempt is counted."""
-    outcome = await outcome_of(gate(Hot()), attempt(b'{"model":"tiny2"}'))
+    outcome = await outcome_of(model_check(Hot()), attempt(b'{"model":"tiny2"}'))
     assert outcome is not None
     assert outcome == Released("this worker does not serve tiny2", to="penstock.gpu.tiny2")
     assert broker_action(outcome) is BrokerAction.ACK
@@ -96,7 +96,7 @@ async def test_an_item_of_another_model_goes_to_its_queue_uncounted() -> None:
 async def test_a_job_without_a_model_is_bound_to_the_one_that_is_served() -> None:
     """The first item binds it, by the shortest name that all its workers share, and the fleet is looked at once per job."""
     hot = Hot(TINY1, Served(("/mnt/tiny1", "tiny1")))
-    opened = gate(hot)
+    opened = model_check(hot)
     assert [await outcome_of(opened, attempt(b"{}")) for _ in range(3)] == [None] * 3
     assert hot.bindings == {"job": "penstock.gpu.tiny1"}
     assert hot.looks == 1
@@ -106,7 +106,7 @@ async def test_a_bound_job_stays_with_its_model() -> None:
     """A worker of another model sends its items there, also when it is the only one left."""
     hot = Hot()
     hot.bindings["job"] = "penstock.gpu.tiny1"
-    outcome = await outcome_of(gate(hot, TINY2), attempt(b"{}"))
+    outcome = await outcome_of(model_check(hot, TINY2), attempt(b"{}"))
     assert isinstance(outcome, Released)
     assert outcome.to == "penstock.gpu.tiny1"
 
@@ -115,14 +115,14 @@ async def test_a_binding_that_a_stranger_wrote_binds_nothing() -> None:
     """A name that is not a queue of the lane is followed nowhere: the job is paused, and a person looks who can write there."""
     hot = Hot()
     hot.bindings["job"] = "penstock.api"
-    outcome = await outcome_of(gate(hot, TINY2), attempt(b"{}"))
+    outcome = await outcome_of(model_check(hot, TINY2), attempt(b"{}"))
     assert isinstance(outcome, Parked)
     assert "queue 'penstock.api' answers this job, which is none of its lane" in outcome.why
 
 
 async def test_with_several_models_the_job_is_paused_and_told() -> None:
     """Which model answers must not be chance: the reason names those that are served, and what to do."""
-    outcome = await outcome_of(gate(Hot(TINY1, TINY2)), attempt(b"{}"))
+    outcome = await outcome_of(model_check(Hot(TINY1, TINY2)), attempt(b"{}"))
     assert isinstance(outcome, Parked)
     assert outcome.pauses
     assert "serve several: tiny1 (1 worker), tiny2 (1 worker). Cancel it and submit it again" in outcome.why

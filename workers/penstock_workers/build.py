@@ -24,14 +24,14 @@ from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine
 from penstock_workers.item.lane import Lane
 from penstock_workers.item.reuse.reuse import Reuse
-from penstock_workers.item.run.bodies import Bodies
 from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.gpu_cost import PricedAdmission, SharedTime
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
-from penstock_workers.item.run.jobs import JobBook, read_job
-from penstock_workers.item.run.models import ModelGate
-from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.models import ModelCheck
+from penstock_workers.item.run.reading.bodies import Bodies
+from penstock_workers.item.run.reading.jobs import JobBook, read_job
+from penstock_workers.item.run.reading.reads import Reads
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Runs
@@ -68,11 +68,11 @@ class _Parts:
     admission: Admission
     code: JobCode
     waits: ItemWaits
-    models: ModelGate | None
+    models: ModelCheck | None
 
 
 class WorkerEngine:
-    """The items of a worker with all that they need, opened and closed together. Implements ``bridge.ItemEngine``."""
+    """The items of a worker with all that they need, opened and closed together. Implements ``deliveries.ItemEngine``."""
 
     def __init__(self, settings: WorkerSettings, lane: Lane | None = None, *, consume: Consume | None = None) -> None:
         self._settings = settings
@@ -156,7 +156,7 @@ class WorkerEngine:
         admission = self._priced(self._row.admission(settings, self._lane))
         waits = ItemWaits(settings.concurrency)
         reads = Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others)
-        models = None if served_by(settings) is None else ModelGate(settings.lane, stores.hot, reads)
+        models = None if served_by(settings) is None else ModelCheck(settings.lane, stores.hot, reads)
         book = AnswerBook(
             stores.redis, f"{process_name()}-{secrets.token_hex(4)}", most=settings.cache_entries,
             lease_s=settings.visibility_timeout_s,

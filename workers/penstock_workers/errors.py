@@ -164,11 +164,12 @@ class PricesMissing(JobCannotRun):
 
     exit_status = EXIT_USAGE
 
-    def __init__(self, provider: str, budget_usd: float) -> None:
+    def __init__(self, provider: str, model: str | None, budget_usd: float) -> None:
         super().__init__(
-            f"prices_missing: the job's budget is {budget_usd:g} USD, and this worker's settings have no prices for provider "
-            f"{provider!r}; set providers.{provider}.usd_per_mtok_in and usd_per_mtok_out (US dollars per million tokens), "
-            "restart the workers and resume the job"
+            f"prices_missing: the job's budget is {budget_usd:g} USD, and this worker knows no price of "
+            f"{'its models' if model is None else f'model {model!r}'} at provider {provider!r}; set "
+            f"providers.{provider}.usd_per_mtok_in and usd_per_mtok_out (US dollars per million tokens), restart the workers and "
+            "resume the job"
         )
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from penstock_ledger import RedisLedger
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import HOME, LOADS, SERVES, Served
-from penstock_workers.item.run.models import ModelGate
+from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.lanes.registry import home_queue
 from penstock_workers.settings import WorkerSettings
 
@@ -33,14 +33,14 @@ class ServedModel:
         settings: WorkerSettings,
         loads: Served,
         hot: RedisLedger,
-        gate: ModelGate,
+        check: ModelCheck,
         *,
         consume: Consume | None,
         announce: Callable[[], None],
     ) -> None:
         """``loads`` is what the settings say of it. ``announce`` sends a heartbeat at once."""
         self._lane, self._home, self._loads = settings.lane, home_queue(settings), loads
-        self._hot, self._gate, self._consume, self._announce = hot, gate, consume, announce
+        self._hot, self._check, self._consume, self._announce = hot, check, consume, announce
         self._served: Served | None = None  # once it is up
         self._has_found = True  # names that the settings do not say; also an earlier worker of this model
         self._following: asyncio.Task[None] | None = None
@@ -85,6 +85,6 @@ class ServedModel:
         before = () if self._served is None else self._served.queues(self._lane)
         now = served.queues(self._lane)
         self._served = served
-        self._gate.open(served)
+        self._check.open(served)
         if self._consume is not None:
             self._consume(now, [queue for queue in before if queue not in now])

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from penstock_ledger.keys import ANSWERS_MAX
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
-from penstock_producer.job.borders import DoorSettings
+from penstock_producer.accepting.borders import DoorSettings
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_workers.amqp_address import AmqpAddress
@@ -128,14 +128,6 @@ class ProviderSettings(ProviderFacts):
         if self.tpm is not None and (self.itpm is not None or self.otpm is not None):
             raise ValueError("give tpm (input and output together), or itpm and otpm (apart), not both")
         return self
-
-    def without_prices(self) -> Self:
-        """For lanes that host a model: their answers cost no provider's tokens."""
-        return self.model_copy(update={"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 0.0})
-
-    def cost_microusd(self, prompt_tokens: int | None, completion_tokens: int | None) -> int:
-        """Millionths of a dollar for one answered call: dollars per million tokens times tokens is just that."""
-        return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
 
 
 class CostSettings(BaseModel):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from penstock_cli.job import options
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
-from penstock_cli.job.options import ProviderFlags
+from penstock_cli.job.options import ProviderFlags, RunFlags
 
 
 @takes_job_flags
@@ -40,38 +38,19 @@ def run(
     Exit status: 0 all succeeded, 3 finished with dead letters,
     2 bad usage or input, 1 failed, 130 interrupted.
     """
-    from penstock_cli.errors import UsageProblem
-    from penstock_cli.job.jobspec import default_job_key, job_spec
     from penstock_cli.processes.standby import Standby
-    from penstock_cli.run.request import RunRequest, default_state
-    from penstock_producer.job.lanes import has_own_model
-    from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
+    from penstock_cli.run.request import request_of
 
-    out = given.of_run("out", out)
-    if out is None:
-        raise UsageProblem("say where the results go: --out DIR, or run: {out: DIR} in a job spec file")
-    if given.file is not None:
-        job_spec(given)  # a file has any value anywhere; flags have been looked at by now
-    state = given.of_run("state", state)
-    lane = given.flags["lane"]
-    provider = ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out)
-    request = RunRequest(
-        out=out,
-        state=Path(state) if state is not None else default_state(out),
-        job_key=given.key(job)
-        or default_job_key(given.source if given.file is None else given.file.path, given.flags["table"]),
-        given=given,
-        provider=given.provider(provider),
-        workers=given.of_run("workers", workers) or (DEFAULT_ENGINES if has_own_model(lane) else DEFAULT_WORKERS),
-        concurrency=given.of_run("concurrency", concurrency),
-        panel=not given.of_run("no_progress", no_progress or None),
-        sample=given.of_run("sample", sample),
+    request = request_of(
+        given,
+        RunFlags(out, job, workers, concurrency, state, sample, no_progress or None),
+        ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out),
     )
     if dry_run:
         from penstock_cli.run.local import dry_run as show
 
         raise typer.Exit(show(request))
-    with Standby(lane) as standby:  # first of all: its imports take as long as all of this command's
+    with Standby(given.flags["lane"]) as standby:  # first of all: its imports take as long as all of this command's
         from penstock_cli.run.local import run_local
 
         raise typer.Exit(run_local(request, standby))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.connect import refuse_without_database, without_password
-from penstock_cli.doctor.finding import Finding, Verdict
+from penstock_cli.doctor.finding import REDIS_TIMEOUT_S, Finding, Verdict
 from penstock_cli.errors import CliError
 from penstock_cli.failures import message
 from penstock_cli.show.text import safe
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 MINIMUM_PYTHON = (3, 11)
 MAX_CLOCK_SKEW_S = 5.0  # leases are counted by Redis's clock; a worker this far off reports nonsense times
 LOW_DISK_BYTES = 1_000_000_000  # a job of 100,000 documents with 10 kB answers fills this
-REDIS_TIMEOUT_S = 5.0
 
 
 def examine(

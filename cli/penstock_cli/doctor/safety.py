@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from penstock_cli.doctor.finding import Finding, Verdict
+from penstock_cli.doctor.finding import REDIS_TIMEOUT_S, Finding, Verdict
 from penstock_cli.server_versions import Software, of_postgresql, of_redis
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ def _lets_anybody_in(address: RedisAddress) -> bool:
     if address.sentinels:
         return False
     parameters = {name: value for name, value in address.parameters.items() if name not in ("username", "password")}
-    client = redis.Redis(**parameters, ssl=address.over_tls, socket_timeout=5.0, socket_connect_timeout=5.0)
+    client = redis.Redis(
+        **parameters, ssl=address.over_tls, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+    )
     try:
         client.ping()
     except (redis.RedisError, OSError, TypeError):

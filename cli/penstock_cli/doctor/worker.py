@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock_cli.connect import refuse_without_database, without_password
+from penstock_cli.doctor.finding import REDIS_TIMEOUT_S
 from penstock_cli.errors import CliError
 from penstock_cli.show.text import one_line, safe
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 WAIT_S = 60.0  # for servers that start at the same time; after it the worker ends, and its orchestrator starts another
 ASK_AGAIN_S = 1.0
-REDIS_TIMEOUT_S = 5.0
 _FOR_GOOD = ("authentication failed", "does not exist")  # PostgreSQL on a login or a database; waiting does not help
 
 

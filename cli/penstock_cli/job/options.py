@@ -161,3 +161,16 @@ class ProviderFlags:
     otpm: float | None = None
     usd_per_mtok_in: float | None = None
     usd_per_mtok_out: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """The options of `penstock run` itself as they were typed; None leaves what the job spec file says, or the default."""
+
+    out: str | None
+    job: str | None
+    workers: int | None
+    concurrency: int | None
+    state: Path | None
+    sample: int | None
+    no_progress: bool | None

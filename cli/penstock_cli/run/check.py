@@ -25,7 +25,7 @@ LOCAL_LEASE_S = 15.0  # renewed every 5 s by a thread that does nothing else
 
 def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
-    from penstock_cli.run.reach import knock, name_receiver
+    from penstock_cli.run.reachable import knock, name_receiver
 
     spec, settings = understood(request)
     settings = _with_short_lease(settings)
@@ -42,7 +42,7 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
 def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     """Flags and settings, checked without a look at anything else. Raises UsageProblem and SettingsError."""
     from penstock_producer import SpecError
-    from penstock_producer.job.acceptance import check_acceptable
+    from penstock_producer.accepting.acceptance import check_acceptable
     from penstock_producer.sources import refuse_unreadable
     from penstock_workers.lanes.registry import check_lane, make_lane
     from penstock_workers.settings import WorkerSettings

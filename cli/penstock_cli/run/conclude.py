@@ -51,7 +51,7 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
         return f"{message} Once that is put right, resume with{doubt}:  {this_command()}"
     all_of_it = _for_all(report)
     return (
-        f"{message} Raise --budget-usd above {report.cost_usd:.4f}; all documents cost about {all_of_it} in the end. "
+        f"{message} Raise --budget-usd above {report.cost_usd or 0.0:.4f}; all documents cost about {all_of_it} in the end. "
         f"Resume for example with:  {this_command_with('--budget-usd', all_of_it)}"
     )
 
@@ -69,8 +69,9 @@ def is_out_of_budget(job: Job) -> bool:
 
 def _for_all(report: Report) -> str:
     """A budget in USD for all documents at the mean cost so far, a tenth on top, in two significant digits upwards."""
-    mean = report.cost_usd / max(1, report.succeeded)
-    wanted = max(report.cost_usd, report.cost_usd + mean * (report.total - report.finished)) * 1.1
+    spent = report.cost_usd or 0.0
+    mean = spent / max(1, report.succeeded)
+    wanted = max(spent, spent + mean * (report.total - report.finished)) * 1.1
     step = 10.0 ** (math.floor(math.log10(wanted)) - 1) if wanted > 0 else 0.01
     return f"{math.ceil(wanted / step) * step:.10f}".rstrip("0").rstrip(".")
 

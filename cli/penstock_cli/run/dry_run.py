@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from penstock_cli.show.changes import changes, saved_tokens
 from penstock_cli.show.text import count, counted, one_line, safe, usd
-from penstock_producer.estimates import MTOK, Estimate, Measure
+from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_producer.accepting.survey import Survey
     from penstock_producer.job.spec import JobSpec
+    from penstock_producer.prices.token_prices import ModelPrices
     from penstock_producer.sources import Document
-    from penstock_producer.survey import Survey
     from penstock_workers.settings import ProviderSettings
 
 SHOWN = 3  # requests and unusable rows
@@ -37,7 +38,7 @@ def show(
     provider: ProviderSettings | None,
 ) -> None:
     """``documents`` are the first of the source; ``provider`` is None for lanes that ask none."""
-    from penstock_producer.job.acceptance import beyond_budget
+    from penstock_producer.accepting.acceptance import beyond_budget
     from penstock_producer.tally import Tally
 
     tally = Tally.of_pin(found.pin)
@@ -52,10 +53,12 @@ def show(
     for document in documents[:SHOWN]:
         body = one_line(document.body.decode("utf-8", "replace"), SHOWN_CHARS)
         console.print(f"  {safe(document.doc_id)}  {body}", soft_wrap=True)
-    told = (*_feeders(found, spec), *changes(tally.cut, saved_tokens(tally)), *_lines(found.estimate, provider))
+    told = (*_feeders(found, spec), *changes(tally.cut, saved_tokens(tally)), *_lines(found.estimate, spec, provider))
     for line in told:
         console.print(line, soft_wrap=True)
-    if provider is not None and (words := beyond_budget(spec.budget_usd, found.estimate.usd(provider))):
+    if provider is not None and (
+        words := beyond_budget(spec.budget_usd, found.estimate.usd(provider.prices_of(spec.model)))
+    ):
         console.print(f"{words} (--over-budget {spec.over_budget})", soft_wrap=True)
 
 
@@ -67,27 +70,37 @@ def _feeders(found: Survey, spec: JobSpec) -> list[str]:
     return [f"read by {plan}"] if is_worth_telling(spec, plan, found.total) else []
 
 
-def _lines(guess: Estimate, provider: ProviderSettings | None) -> list[str]:
+def _lines(guess: Estimate, spec: JobSpec, provider: ProviderSettings | None) -> list[str]:
     out = "at most" if guess.capped else "very roughly (no max_tokens is set)"
     tokens = f"tokens: about {count(guess.tokens_in)} in, {out} {count(guess.tokens_out)} out"
     if provider is None:
         return [tokens]
-    prices = (provider.usd_per_mtok_in, provider.usd_per_mtok_out)
-    if not any(prices):
-        return [tokens, "cost: unknown without --usd-per-mtok-in and --usd-per-mtok-out"]
-    cost_in, cost_out = guess.tokens_in * prices[0] / MTOK, guess.tokens_out * prices[1] / MTOK
+    prices = provider.prices_of(spec.model)
+    if prices is None:
+        return [tokens, f"cost: {_unknown(spec)}"]
+    cost_in, cost_out = guess.tokens_in * prices.input / MTOK, guess.tokens_out * prices.output / MTOK
     return [
         tokens,
         f"cost: about {usd(cost_in)} in, {out} {usd(cost_out)} out; together {usd(cost_in + cost_out)} "
-        f"(at {usd(prices[0])} and {usd(prices[1])} per million tokens)",
+        f"(at {usd(prices.input)} and {usd(prices.output)} per million tokens, {_source(prices)})",
     ]
+
+
+def _unknown(spec: JobSpec) -> str:
+    if spec.model is None:
+        return "unknown, since documents name their models; give --usd-per-mtok-in and --usd-per-mtok-out"
+    return f"unknown, since no price of {safe(spec.model)} is known here; give --usd-per-mtok-in and --usd-per-mtok-out"
+
+
+def _source(prices: ModelPrices) -> str:
+    return "by settings" if prices.checked is None else f"as {prices.source} had them on {prices.checked}"
 
 
 def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings | None) -> None:
     """Raises what checking a source raises: SourceError, TooManyBadRows, SettingsError."""
+    from penstock_producer.accepting.survey import survey
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import Document, open_source
-    from penstock_producer.survey import survey
 
     settings = ProducerSettings.load()
     with console.status(f"reading {safe(source)} …"):

@@ -18,7 +18,7 @@ from penstock_cli.processes.standby import Standby, worker_command
 from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.redis_server.keeper import RedisKeeper
 from penstock_cli.redis_server.server import EmbeddedRedis
-from penstock_cli.run.reach import knock
+from penstock_cli.run.reachable import knock
 from penstock_cli.settings import child_environment
 from penstock_cli.show.figures import JobFigures, KeptFigures
 from penstock_cli.show.pauses import ends_by_itself, pause_lines

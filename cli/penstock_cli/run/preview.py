@@ -14,11 +14,11 @@ import typer
 from penstock_cli.run.dry_run import estimate
 from penstock_cli.show.changes import changes, digest_of, saved_tokens
 from penstock_cli.show.text import count, counted, safe, usd
-from penstock_producer.estimates import Estimate
+from penstock_producer.accepting.estimates import Estimate
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
-    from penstock_producer.settings import ProviderFacts
+    from penstock_producer.prices.token_prices import ModelPrices
     from penstock_producer.sources import Document
     from penstock_producer.tally import Tally
 
@@ -37,7 +37,7 @@ class Looked:
     problems: list[str]
     more: bool  # whether the source goes on after them
     tally: Tally  # what the options changed in these rows
-    prices: ProviderFacts  # of the job's provider, as far as settings say
+    prices: ModelPrices | None  # of the job's model, as far as settings say; None = unknown
 
     @property
     def rows(self) -> int:
@@ -71,7 +71,7 @@ def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
         else:
             lines[row.doc_id] = row.line
             documents.append(row)
-    return Looked(source, documents, problems, more, tally, settings.prices(spec.provider))
+    return Looked(source, documents, problems, more, tally, settings.prices(spec.provider).prices_of(spec.model))
 
 
 def show(found: Looked, spec: JobSpec, shown: int) -> None:
@@ -129,7 +129,7 @@ def _summary(found: Looked, spec: JobSpec) -> Iterator[str]:
         guess = estimate(found.documents, len(found.documents))
         yield f"together {_tokens(guess)} (4 characters per token); nothing was called"
         cost = guess.usd(found.prices)
-        if spec.budget_usd is not None and cost > 0:
+        if spec.budget_usd is not None and cost:
             rows = count(int(spec.budget_usd / cost * len(found.documents)))
             yield f"they cost about {usd(cost)}; the budget of {usd(spec.budget_usd)} pays for about {rows} requests like them"
         if spec.examples:

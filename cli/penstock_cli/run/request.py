@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock_cli import files
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import GivenJob
-from penstock_cli.job.options import ProviderFlags
+from penstock_cli.job.options import ProviderFlags, RunFlags
 from penstock_cli.run.tables import Tables
 from penstock_cli.state import StateFolder
 
@@ -51,6 +51,33 @@ class Plan:
     state: StateFolder
     console: Console
     progress: Progress
+
+
+def request_of(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> RunRequest:
+    """Flags over the job spec file over defaults. Raises UsageProblem."""
+    from penstock_cli.job.jobspec import default_job_key, job_spec
+    from penstock_producer.job.lanes import has_own_model
+    from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
+
+    out = given.of_run("out", typed.out)
+    if out is None:
+        raise UsageProblem("say where the results go: --out DIR, or run: {out: DIR} in a job spec file")
+    if given.file is not None:
+        job_spec(given)  # a file has any value anywhere; flags have been looked at by now
+    state = given.of_run("state", typed.state)
+    return RunRequest(
+        out=out,
+        state=Path(state) if state is not None else default_state(out),
+        job_key=given.key(typed.job)
+        or default_job_key(given.source if given.file is None else given.file.path, given.flags["table"]),
+        given=given,
+        provider=given.provider(provider),
+        workers=given.of_run("workers", typed.workers)
+        or (DEFAULT_ENGINES if has_own_model(given.flags["lane"]) else DEFAULT_WORKERS),
+        concurrency=given.of_run("concurrency", typed.concurrency),
+        panel=not given.of_run("no_progress", typed.no_progress),
+        sample=given.of_run("sample", typed.sample),
+    )
 
 
 def default_state(out: str) -> Path:

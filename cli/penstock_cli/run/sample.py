@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock_cli.errors import UsageProblem
 from penstock_producer.job.options import SINK_FIELDS
+from penstock_producer.pins import content_of
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -52,7 +53,6 @@ _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
 _FOR_ALL: Final[dict[str, Any]] = dict.fromkeys(("into", "into_table", "into_id"))  # a trial is not for others' table
 # They decide nothing about the answer to a request.
 _MAY_DIFFER: Final = frozenset({"budget_usd", "deadline_s", "over_budget", "format", "encoding", *SINK_FIELDS})
-_NOT_CONTENT = ("mtime_ns", "uri", "members", "files", "segments", "newest_ns", "media_newest_ns", "prepared")
 
 
 def sampled(
@@ -63,8 +63,7 @@ def sampled(
     Raises UsageProblem for a source without documents, and what reading a source raises.
     """
     documents, pin = _spread(request.source, spec, settings, number)
-    content = {name: value for name, value in pin.items() if name not in _NOT_CONTENT}
-    given = json.dumps([_options(spec), content, number], sort_keys=True, default=str)
+    given = json.dumps([_options(spec), content_of(pin), number], sort_keys=True, default=str)
     name = f"sample-{hashlib.sha256(given.encode()).hexdigest()[:8]}"
     key = f"{request.job_key}-{name}"
     place = state.root / _FOLDER
@@ -134,8 +133,8 @@ def _spread(
     source: str, spec: JobSpec, settings: ProducerSettings, number: int
 ) -> tuple[list[Document], dict[str, Any]]:
     """``number`` documents at even distances, or all when there are fewer; and the pin of their source."""
+    from penstock_producer.accepting.survey import survey
     from penstock_producer.sources import open_source
-    from penstock_producer.survey import survey
 
     found = survey(open_source(source, spec, settings), spec)
     refused = {refusal.row.line for refusal in found.refused}

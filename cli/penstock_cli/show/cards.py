@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from penstock_cli.show.reasons import ALIVE_S
 from penstock_cli.show.text import one_line
+from penstock_producer.feed.served import ALIVE_S
 
 if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen

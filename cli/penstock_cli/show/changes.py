@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.show.text import count, counted, safe
-from penstock_producer.estimates import CHARS_PER_TOKEN
+from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 
 if TYPE_CHECKING:
     from penstock_producer.tally import Tally

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.show.cards import cards_in_words
-from penstock_cli.show.reasons import ALIVE_S
 from penstock_cli.show.text import count, one_line
+from penstock_producer.feed.served import ALIVE_S
 
 if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen

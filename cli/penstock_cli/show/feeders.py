@@ -27,8 +27,9 @@ def feeders_line(job: Job, shards: Shards, *, one_machine: bool) -> str:
     why = plan.why if spec.budget_usd is None else "one after the other, since it has a budget"
     read = sum(shard.exhausted for shard, _ in shards)
     leaders = Counter(owner for shard, owner in shards if owner is not None and not shard.exhausted)
-    told = ", ".join(f"{safe(owner)} leads {count(number)}" for owner, number in sorted(leaders.items()))
-    return f"read by {len(shards)} feeders ({why}): {count(read)} at their end{told and f'; {told}'}"
+    leading = ", ".join(f"{safe(owner)} leads {count(number)}" for owner, number in sorted(leaders.items()))
+    parts = filter(None, (f"{count(read)} at their end", leading))
+    return f"read by {len(shards)} feeders ({why}): {'; '.join(parts)}"
 
 
 def feeders_of(shards: Shards) -> dict[str, Any] | None:

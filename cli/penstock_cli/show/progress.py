@@ -254,6 +254,11 @@ def _trouble(figures: JobFigures) -> list[str]:
 def _spent(figures: JobFigures) -> list[str]:
     return [
         f"tokens {count(figures.prompt_tokens)} in, {count(figures.completion_tokens)} out",
-        f"cost {usd(figures.cost_usd)}",
+        f"cost {_cost(figures)}",
         *reused_lines(figures.deduplicated, figures.cached),
     ]
+
+
+def _cost(figures: JobFigures) -> str:
+    is_unknown = not figures.cost_usd and figures.completion_tokens + figures.prompt_tokens > 0
+    return "unknown" if is_unknown else usd(figures.cost_usd)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock_cli.show.text import count, duration, one_line
+from penstock_producer.feed.served import ALIVE_S
 
 if TYPE_CHECKING:
     from penstock_ledger import Cause, RedisLedger, WorkerSeen
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from penstock_ratelimit.for_penstock import QuotaView
 
 CAUSE_FRESH_S = 600.0  # a failure from before says nothing of now
-ALIVE_S = 15.0  # three heartbeats: a worker that is silent for longer says nothing of now
 CAUSE_CHARS = 300
 QUEUES_SHOWN = 5  # of models that no worker serves
 RETRIED_SHOWN = 6

@@ -38,13 +38,13 @@ class Report:
     rate_limited: int
     prompt_tokens: int
     completion_tokens: int
-    cost_usd: float
+    cost_usd: float | None  # None: of some of it no price is known
     seconds: float  # of work: pauses between two runs of the same job do not count
     items_per_second: float
     dead_by_reason: dict[str, int]
     retried_by_reason: dict[str, int]  # attempts that were followed by another, or ended with their engine
-    provider_cost_usd: float  # the part of `cost_usd` that providers' prices make
-    gpu_cost_usd: float  # the part that the time of workers with a model of their own makes
+    provider_cost_usd: float | None  # the part of `cost_usd` that providers' prices make
+    gpu_cost_usd: float | None  # the part that the time of workers with a model of their own makes
     rows_cut: dict[str, int]  # rows whose text was cut as the job asks, by column
     tokens_saved: int  # by taking blanks out of prompts, estimated
     repairs: int = 0  # requests that showed a model what the schema had against its answer; among `calls`
@@ -83,7 +83,8 @@ def build(
     """
     spent = seconds if seconds is not None else (job.finished_at or time.time()) - job.created_at
     finished = counts.succeeded + counts.dead
-    cost_usd = round(counts.cost_microusd / MICRO, 6)
+    combinations = list(made_with)
+    cost_usd = None if any(map(_is_unpriced, combinations)) else round(counts.cost_microusd / MICRO, 6)
     tally = Tally.of_pin(job.source)
     is_hosted = has_own_model(str(job.spec.get("lane", "")))
     return Report(
@@ -109,7 +110,7 @@ def build(
         repairs=stats.get("repairs", 0),
         fallbacks=stats.get("fallbacks", 0),
         spec_digest=job.digest,
-        made_with=[one._asdict() for one in made_with],
+        made_with=[one._asdict() for one in combinations],
         rows_cut=tally.cut,
         tokens_saved=saved_tokens(tally),
         deduplicated=counts.reused.get("dedup", 0),
@@ -164,8 +165,7 @@ def _effort(report: Report) -> list[str]:
         f"{duration(report.seconds)} at {rate(report.items_per_second)} · {count(report.calls)} calls · "
         f"{count(report.retries)} retries · {count(report.rate_limited)} rate limited"
         f"{asked_again(report.repairs, report.fallbacks)}",
-        f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {usd(report.cost_usd)}"
-        f"{' of GPU time' if report.gpu_cost_usd else ''}",
+        f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {_cost(report)}",
         *reused_lines(report.deduplicated, report.cached),
         *([] if retried is None else [retried]),
         *dict.fromkeys(map(_made_with, report.made_with)),
@@ -173,9 +173,31 @@ def _effort(report: Report) -> list[str]:
     ]
 
 
+def _cost(report: Report) -> str:
+    if report.cost_usd is None:
+        return "cost unknown, as a price is missing"
+    return f"{usd(report.cost_usd)}{' of GPU time' if report.gpu_cost_usd else ''}"
+
+
+def _is_unpriced(one: MadeWith) -> bool:
+    """Whether what was made so has no known price. A price of 0 is what releases before this one wrote for that."""
+    return not (one.usd_per_hour if one.engine else one.usd_per_mtok_in or one.usd_per_mtok_out)
+
+
 def _made_with(one: Mapping[str, Any]) -> str:
     """Of one combination: the release, what computed, and at which price."""
     who = safe(one["engine"]) if one["engine"] else f"provider {safe(one['provider'])}"
-    per_token = f"{usd(one['usd_per_mtok_in'])} in, {usd(one['usd_per_mtok_out'])} out per million tokens"
-    price = f"{usd(one['usd_per_hour'])} an hour" if one["engine"] else per_token
-    return f"made with Penstock {safe(one['penstock'])} · {who} · {price}"
+    return f"made with Penstock {safe(one['penstock'])} · {who} · {_price(one)}"
+
+
+def _price(one: Mapping[str, Any]) -> str:
+    if one["engine"]:
+        return (
+            f"{usd(one['usd_per_hour'])} an hour"
+            if one["usd_per_hour"]
+            else "price unknown (cost.usd_per_gpu_hour is not set)"
+        )
+    per_input, per_output = one["usd_per_mtok_in"], one["usd_per_mtok_out"]
+    if not per_input and not per_output:
+        return "price unknown"
+    return f"{usd(per_input)} in, {usd(per_output)} out per million tokens"

@@ -7,11 +7,11 @@ during the look is seen at its next place. A message that goes back to the queue
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from penstock_ledger import keys
-from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, TAGS_MAX, Scripts
+from penstock_ledger.in_redis.chunks import chunks
+from penstock_ledger.in_redis.redis_scripts import TAGS_MAX, Scripts
 from penstock_ledger.model import ItemKey
 
 
@@ -52,7 +52,7 @@ def _listed_tags(scripts: Scripts, name: str) -> Iterator[str]:
 
 def _held(client: Any, unacked: str, tags: Sequence[str]) -> list[str]:
     found: list[str] = []
-    for chunk in _chunks(tags):
+    for chunk in chunks(tags):
         with client.pipeline(transaction=False) as pipe:
             for tag in chunk:
                 pipe.hexists(unacked, tag)
@@ -62,13 +62,7 @@ def _held(client: Any, unacked: str, tags: Sequence[str]) -> list[str]:
 
 def _delayed(client: Any, queue: str, tags: Sequence[str]) -> list[str]:
     found: list[str] = []
-    for chunk in _chunks(tags):
+    for chunk in chunks(tags):
         scores = client.zmscore(keys.delayed(queue), chunk)
         found += [tag for tag, score in zip(chunk, scores, strict=True) if score is not None]
     return found
-
-
-def _chunks(tags: Sequence[str]) -> Iterator[list[str]]:
-    rest = iter(tags)
-    while chunk := list(islice(rest, BATCH_MAX)):
-        yield chunk

@@ -6,19 +6,17 @@ not atomic. Reads that walk over large keys do so in bounded steps.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import redis
 
 from penstock_ledger import keys
 from penstock_ledger.errors import RedisForgot
-from penstock_ledger.in_redis import redis_health
+from penstock_ledger.in_redis import job_counters, redis_health, workers_seen
 from penstock_ledger.in_redis.batches import (
-    AskedAgain,
     Begin,
     Begun,
     Depth,
@@ -29,31 +27,21 @@ from penstock_ledger.in_redis.batches import (
     Publish,
     PublishReport,
     SettleBatch,
-    SettledCrash,
     SettleReport,
     WorkerSeen,
 )
 from penstock_ledger.in_redis.causes import CauseBook
+from penstock_ledger.in_redis.chunks import chunks, feed_chunks, until_short
 from penstock_ledger.in_redis.lost import find_missing
 from penstock_ledger.in_redis.queue_book import QueueBook
 from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, Scripts
 from penstock_ledger.in_redis.settle_chunks import settle_chunks
 from penstock_ledger.model import ItemKey, Job, JobState
 
-PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024  # of messages per call: Redis copies them while all other clients wait
 SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
 LONGEST_DELAY_S: Final = 90_000.0  # of a retry, as a default: no setting allows more than a day
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
 REBUILT_S: Final = 300  # workers lose what they held from before within a visibility timeout, a minute by default
-WORKERS_READ: Final = 10_000  # heartbeats that one look reads; more than any fleet has
-INFO_CHARS: Final = 16_384  # of one text of a heartbeat; a longer one is left out
-WORKER_FORGOTTEN_S: Final = 60  # a worker without a heartbeat for so long is not listed
-FOREIGN_TO_SQL: Final = (
-    "skipped",
-    "rate_limited",
-    "repairs",
-    "fallbacks",
-)  # counters that only Redis has: a reset keeps them
 
 _STATES: Final = {
     JobState.PAUSED: b"paused",
@@ -61,8 +49,6 @@ _STATES: Final = {
     JobState.CANCELLED: b"cancelled",
     JobState.FAILED: b"cancelled",
 }
-
-T = TypeVar("T")
 
 
 class RedisLedger:
@@ -73,9 +59,7 @@ class RedisLedger:
     """
 
     def __init__(self, client: redis.Redis, epoch: str) -> None:
-        self._client: Any = (
-            client  # redis-py types the sync and async client as one, so that nothing can be awaited or used
-        )
+        self._client: Any = client  # redis-py types the sync and async client as one: each answer would need a cast
         self._redis = client
         self._epoch = epoch
         self._scripts = Scripts(client)
@@ -96,7 +80,7 @@ class RedisLedger:
         Raises RedisForgot when the sentinel is missing or another; earlier calls have been published then.
         """
         published = done = in_window = 0
-        for feed, chunk in _feed_chunks(docs):
+        for feed, chunk in feed_chunks(docs):
             report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent, again)
             if isinstance(report, bytes):
                 raise RedisForgot(report.decode() or None, self._epoch)
@@ -107,7 +91,7 @@ class RedisLedger:
 
     def begin(self, items: Sequence[Begin]) -> list[Begun]:
         """Count the starts of items, in their order, unless they are finished, paused, cancelled or in no window."""
-        return [begun for chunk in _chunks(items, BATCH_MAX) for begun in self._scripts.begin(chunk, self._epoch)]
+        return [begun for chunk in chunks(items) for begun in self._scripts.begin(chunk, self._epoch)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
         """Conclude items, then put others off. Works in a full Redis too, because it is what frees memory."""
@@ -117,25 +101,9 @@ class RedisLedger:
                 new += self._scripts.settle(chunk.done, chunk.dead)
             if chunk.retries or chunk.released:
                 delayed += self._scripts.put_off(chunk.retries, chunk.released)
-        self._count_crashed(batch.crashed)
-        self._count_asked_again(batch.asked_again)
+        job_counters.count_crashed(self._client, batch.crashed)
+        job_counters.count_asked_again(self._client, batch.asked_again)
         return SettleReport(new, delayed)
-
-    def _count_crashed(self, crashed: Sequence[SettledCrash]) -> None:
-        """Their starts stay counted, so nothing else is written of them."""
-        counts = Counter((_stats(key.job_id), f"{keys.RETRIED}{reason}") for key, reason in crashed)
-        for (stats, name), count in counts.items():
-            self._client.hincrby(stats, name, count)
-
-    def _count_asked_again(self, asked: Sequence[AskedAgain]) -> None:
-        """For people: their cost is in the sums of what was settled."""
-        counts: Counter[tuple[str, str]] = Counter()
-        for job_id, repairs, fallbacks in asked:
-            counts[_stats(job_id), "repairs"] += repairs
-            counts[_stats(job_id), "fallbacks"] += fallbacks
-        for (stats, name), count in counts.items():
-            if count:
-                self._client.hincrby(stats, name, count)
 
     def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
         """Queue up to ``limit`` messages of each queue of a lane whose time has come; returns how many moved.
@@ -146,19 +114,19 @@ class RedisLedger:
         moved = 0
         for name in self._with_delayed(queues):
             due = partial(self._scripts.promote, name, queues, held_s=HELD_S, longest_s=longest_s)
-            moved += _until_short(limit, due)
+            moved += until_short(limit, due)
         return moved
 
     def park(self, job_id: str, raws: Sequence[bytes]) -> None:
         """Keep messages of a paused job outside the queue."""
-        for chunk in _chunks(raws, BATCH_MAX):
+        for chunk in chunks(raws):
             self._client.rpush(f"{keys.job_scope(job_id)}:parked", *chunk)
 
     def unpark(self, job_id: str, queue: str, limit: int = BATCH_MAX) -> int:
         """Return up to ``limit`` parked messages to their queues, of the lane with this one; returns how many moved. Call it
         for every running job now and then: a worker may park a message just after the job was resumed."""
         queues = self.queues.of(queue)
-        return _until_short(limit, lambda step: self._scripts.unpark(job_id, queue, queues, step))
+        return until_short(limit, lambda step: self._scripts.unpark(job_id, queue, queues, step))
 
     def bind(self, job_id: str, queue: str) -> str:
         """Bind a job that names no model to the queue of one; returns the queue that it is bound to, by whichever came first."""
@@ -212,7 +180,7 @@ class RedisLedger:
         leases = (
             at
             for index in (*map(keys.unacked_index, self.queues.of(queue)), keys.OLDER_UNACKED_INDEX)
-            for chunk in _chunks(tags, BATCH_MAX)
+            for chunk in chunks(tags)
             for at in self._client.zmscore(index, chunk)
         )
         return sum(
@@ -246,24 +214,15 @@ class RedisLedger:
 
     def stats(self, job_id: str) -> dict[str, int]:
         """Counters since the job started, as far as Redis remembers. They are for people; what decides is counted in SQL."""
-        found = self._client.hgetall(_stats(job_id))
-        return {name.decode(): max(0, int(value)) for name, value in found.items()}
+        return job_counters.stats(self._client, job_id)
 
     def finished_of(self, job_ids: Collection[str]) -> list[int]:
         """Documents of each job that have an outcome, as its counters say, in one round trip."""
-        with self._client.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.hmget(_stats(job_id), "succeeded", "dead")
-            return [sum(max(0, int(count or 0)) for count in counts) for counts in pipe.execute()]
+        return job_counters.finished_of(self._client, job_ids)
 
     def reset_stats(self, job_id: str, stats: Mapping[str, int]) -> None:
         """Replace the counters by what SQL knows; those that SQL does not know stay."""
-        kept = {name: value for name, value in self.stats(job_id).items() if _only_here(name)}
-        with self._client.pipeline(transaction=True) as pipe:
-            pipe.delete(_stats(job_id))
-            if kept or stats:
-                pipe.hset(_stats(job_id), mapping={**kept, **stats})
-            pipe.execute()
+        job_counters.reset(self._client, job_id, stats)
 
     def front(self, queue: str) -> bytes | None:
         """The message that is next in line, left where it is."""
@@ -283,43 +242,21 @@ class RedisLedger:
 
     def note_drain(self, drained: Drained) -> None:
         """Count how a worker stopped, for the fleet's figures."""
-        lane, finished, requeued = drained
-        with self._client.pipeline(transaction=True) as pipe:
-            pipe.hincrby(keys.drains(lane), "items_finished", finished)
-            pipe.hincrby(keys.drains(lane), "items_requeued", requeued)
-            pipe.hincrby(keys.drains(lane), "requeued" if requeued else "finished", 1)
-            pipe.execute()
+        workers_seen.note_drain(self._client, drained)
 
     def drains(self, lane: str) -> Drains:
-        return Drains(*(int(count or 0) for count in self._client.hmget(keys.drains(lane), Drains._fields)))
+        return workers_seen.drains(self._client, lane)
 
     def memory(self) -> Memory:
         return redis_health.memory(self._redis)
 
     def heartbeat(self, worker: str, info: Mapping[str, str]) -> None:
         """Note that a worker lives, with a few short texts about it."""
-        self._scripts.heartbeat(worker, WORKER_FORGOTTEN_S, info or {"name": worker})
+        self._scripts.heartbeat(worker, workers_seen.WORKER_FORGOTTEN_S, info or {"name": worker})
 
     def workers(self) -> list[WorkerSeen]:
         """Workers heard of in the last minute, by name."""
-        now = self._now()
-        seen = self._client.zrangebyscore(
-            keys.WORKERS,
-            now - WORKER_FORGOTTEN_S,
-            now + WORKER_FORGOTTEN_S,
-            start=0,
-            num=WORKERS_READ,
-            withscores=True,
-        )
-        names = [name.decode("utf-8", "replace") for name, _ in seen]
-        with self._client.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hgetall(keys.worker(name))
-            infos = pipe.execute(raise_on_error=False)
-        return sorted(
-            WorkerSeen(name, max(0.0, now - at), _info(info))
-            for name, (_, at), info in zip(names, seen, infos, strict=True)
-        )
+        return workers_seen.workers(self._client, self._now())
 
     def controls(self, name: str, forget_s: float) -> int:
         """Say that the control process ``name`` turns; returns how many have said so in the last ``forget_s`` seconds."""
@@ -353,7 +290,7 @@ class RedisLedger:
     def rehydrate(self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int) -> int:
         """Write (document id, is dead) into the completed set; returns how many were missing there."""
         feed = (job_id, generation)
-        return sum(self._scripts.rehydrate(feed, chunk, buckets) for chunk in _chunks(docs, BATCH_MAX))
+        return sum(self._scripts.rehydrate(feed, chunk, buckets) for chunk in chunks(docs))
 
     def set_job_state(self, job_id: str, state: JobState) -> None:
         """Write the state that workers see at begin. A job in a state that is nothing to them has no key."""
@@ -366,7 +303,7 @@ class RedisLedger:
     def see(self, jobs: Sequence[Job]) -> list[JobSeen]:
         """What is held of each job, in its order; one script call for up to BATCH_MAX of them."""
         seen: list[JobSeen] = []
-        for chunk in _chunks(jobs, BATCH_MAX):
+        for chunk in chunks(jobs):
             answers = iter(self._scripts.see([(job.job_id, job.generation) for job in chunk]))
             seen += [_job_seen(job, answers) for job in chunk]
         return seen
@@ -374,7 +311,7 @@ class RedisLedger:
     def forget(self, job_id: str) -> None:
         """Delete all keys of a job. Walks over the whole key space in small steps: for jobs that are over."""
         names = self._client.scan_iter(match=f"{_no_glob(keys.job_scope(job_id))}:*", count=SCAN_STEP)
-        for chunk in _chunks(names, SCAN_STEP):
+        for chunk in chunks(names, SCAN_STEP):
             self._client.unlink(*chunk)
 
     def _with_delayed(self, queues: Sequence[str]) -> list[str]:
@@ -385,7 +322,7 @@ class RedisLedger:
 
     def _still_in_window(self, job_id: str, generation: int, docs: Sequence[str]) -> set[str]:
         found: set[str] = set()
-        for chunk in _chunks(docs, SCAN_STEP):
+        for chunk in chunks(docs, SCAN_STEP):
             positions = self._client.hmget(_window(job_id, generation), chunk)
             found.update(doc for doc, position in zip(chunk, positions, strict=True) if position is not None)
         return found
@@ -401,61 +338,9 @@ def _job_seen(job: Job, answers: Iterator[Any]) -> JobSeen:
     return JobSeen(seen_as == _STATES.get(job.state), seen_as == _STATES[JobState.PAUSED], int(parked), outstanding)
 
 
-def _info(found: Any) -> dict[str, str]:
-    """What a worker said of itself. Anyone who reaches Redis may write there: what makes no sense is left out."""
-    if not isinstance(found, dict):
-        return {}
-    return {
-        field.decode("utf-8", "replace"): text.decode("utf-8", "replace")
-        for field, text in found.items()
-        if len(text) <= INFO_CHARS
-    }
-
-
 def _window(job_id: str, generation: int) -> str:
     return f"{keys.feed_scope(job_id, generation)}:window"
 
 
-def _only_here(counter: str) -> bool:
-    return counter in FOREIGN_TO_SQL or counter.startswith(keys.RETRIED)
-
-
-def _stats(job_id: str) -> str:
-    return f"{keys.job_scope(job_id)}:stats"
-
-
 def _no_glob(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text)
-
-
-def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    rest = iter(items)
-    while chunk := list(islice(rest, size)):
-        yield chunk
-
-
-def _feed_chunks(docs: Iterable[Publish]) -> Iterator[tuple[tuple[str, int], list[Publish]]]:
-    """Runs of one feed, at most BATCH_MAX documents and about PUBLISH_BYTES_MAX bytes each."""
-    feed, chunk, size = ("", 0), list[Publish](), 0
-    for doc in docs:
-        its_feed = (doc.key.job_id, doc.key.generation)
-        if chunk and (its_feed != feed or len(chunk) == BATCH_MAX or size + len(doc.raw) > PUBLISH_BYTES_MAX):
-            yield feed, chunk
-            chunk, size = [], 0
-        feed = its_feed
-        chunk.append(doc)
-        size += len(doc.raw)
-    if chunk:
-        yield feed, chunk
-
-
-def _until_short(limit: int, step: Callable[[int], int]) -> int:
-    """Repeat ``step`` with at most BATCH_MAX until ``limit`` is reached or less than asked for was moved."""
-    moved = 0
-    while moved < limit:
-        asked = min(BATCH_MAX, limit - moved)
-        now_moved = step(asked)
-        moved += now_moved
-        if now_moved < asked:
-            break
-    return moved

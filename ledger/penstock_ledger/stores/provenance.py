@@ -30,8 +30,8 @@ class MadeWith(NamedTuple):
     provider: str
     penstock: str  # the worker's release
     engine: str  # name and version of what computes in the worker, or where its server is; empty for a provider
-    usd_per_mtok_in: float = 0.0
-    usd_per_mtok_out: float = 0.0
+    usd_per_mtok_in: float | None = None  # None: no price is known; releases before wrote 0 for that
+    usd_per_mtok_out: float | None = None
     usd_per_hour: float = 0.0  # of a worker that hosts a model
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen
 
 __all__ = [
-    "HOME", "LOADS", "NAMES_MAX", "SERVES", "Served", "Serving", "missing_model", "serving_of", "unserved_queues",
+    "ALIVE_S", "HOME", "LOADS", "NAMES_MAX", "SERVES", "Served", "Serving", "missing_model", "serving_of", "unserved_queues",
 ]  # fmt: skip
 
 SERVES: Final = "serves"
@@ -36,7 +36,7 @@ TASKS_MAX: Final = 8
 TEXT_BYTES: Final = 16_384
 """Of the field. Names that do not fit are served all the same, and are not announced."""
 ALIVE_S: Final = 15.0
-"""Three heartbeats: a worker that is silent for longer serves nothing now."""
+"""Three heartbeats: what a worker said that has been silent for longer says nothing of now."""
 
 
 @dataclass(frozen=True, slots=True)

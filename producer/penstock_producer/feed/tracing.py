@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 from penstock_ledger.model import ItemKey
 
 __all__ = [
-    "SUBMITTED_BY",
     "TRACEPARENT_HEADER",
     "Sampler",
     "SpanContext",
@@ -27,7 +26,6 @@ __all__ = [
 ]
 
 TRACEPARENT_HEADER = "traceparent"  # https://www.w3.org/TR/trace-context/
-SUBMITTED_BY = "traceparent"  # in a job's source: the span in which it was submitted
 _TRACES_KEPT = 5_000  # digests of the documents that a feeder publishes at a time; each is asked for twice
 _LOWER_64 = (1 << 64) - 1
 _SAMPLED = 0x01

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from penstock_ledger.model import ItemKey
+from penstock_ledger.model import COUNT_MAX, ItemKey
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
 from penstock_producer.feed import wire_checks
 from penstock_producer.feed.queues import queue_name
@@ -43,8 +43,8 @@ _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
 _FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed) combinations whose constant parts stay built
 
 _HEADER_MAX = {
-    RETRIES_HEADER: wire_checks.COUNT_MAX,
-    CALLS_HEADER: wire_checks.COUNT_MAX,
+    RETRIES_HEADER: COUNT_MAX,
+    CALLS_HEADER: COUNT_MAX,
     FED_HEADER: wire_checks.SECONDS_MAX,
 }
 _TRACEPARENT = b',"%b":%%b' % TRACEPARENT_HEADER.encode()
@@ -130,7 +130,7 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
             wire_checks.number(f"headers.{name}", headers[name], 0, most)
     key = ItemKey(
         wire_checks.job(kwargs.get("job")),
-        wire_checks.number("kwargs.gen", kwargs.get("gen"), 1, wire_checks.COUNT_MAX),
+        wire_checks.number("kwargs.gen", kwargs.get("gen"), 1, COUNT_MAX),
         wire_checks.doc(kwargs.get("doc")),
     )
     body, ref = kwargs.get("body"), kwargs.get("ref")

@@ -11,7 +11,6 @@ import orjson
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import BadMessage, seen
 
-COUNT_MAX = 2**31 - 1  # of generations, attempts and calls in messages: their columns have 32 bits
 SECONDS_MAX = 2**40  # of times in messages: far beyond any clock
 MAX_REF_CHARS = 1024  # a byte range, a row's number, or a document id
 SAFE_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}", re.ASCII)

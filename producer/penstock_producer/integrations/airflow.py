@@ -29,11 +29,10 @@ from penstock_producer import (
     Producer,
     SourceUnavailable,
 )
+from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS
 from penstock_producer.integrations.summary import POLL_S, failure_of, summary_of
 
 __all__ = ["PenstockJobOperator", "PenstockJobTrigger"]
-
-MAX_KEY_CHARS = 200  # of a job key
 
 
 class PenstockJobTrigger(BaseTrigger):
@@ -111,7 +110,7 @@ class PenstockJobOperator(BaseOperator):
         """Raises AirflowFailException for a job that no retry can make acceptable; other errors are retried by Airflow."""
         with Producer() as producer:
             try:
-                job = producer.submit(self.source, self.spec, job_key=self.job_key[-MAX_KEY_CHARS:])
+                job = producer.submit(self.source, self.spec, job_key=self.job_key[-MAX_JOB_KEY_CHARS:])
             except (SourceUnavailable, DatabaseUnavailable) as error:
                 raise AirflowException(str(error)) from error
             except PenstockError as error:

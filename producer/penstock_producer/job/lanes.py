@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from penstock_producer.job.endpoints import EMBEDDINGS, SCORING
 
-__all__ = ["DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "has_own_model", "lanes_in_words", "served_lanes"]
+__all__ = ["DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "has_own_model", "lanes_in_words", "packs", "served_lanes"]
 
 Lane = Literal["api", "gpu", "embed", "batch"]
 DEFAULT_LANE: Final = "api"
@@ -27,6 +27,7 @@ class LaneFacts:
     endpoint: str | None = None  # what the command line takes for a job that names none; None = the spec's default
     endpoints: frozenset[str] = frozenset()  # answered besides those of every provider
     makes_vectors: bool = False  # its workers store numbers, of the type that a job asks for
+    packs: bool = False  # its workers pack documents into files themselves: none is a message, and none is fed
     unserved: str | None = None  # why no worker serves it, as in "is not built yet"; None = workers do
 
 
@@ -35,13 +36,19 @@ LANES: Final[Mapping[str, LaneFacts]] = {
     # The worker's own prefix cache decides the pace.
     "gpu": LaneFacts(has_own_model=True, orders_prompts=True, endpoints=SCORING),
     "embed": LaneFacts(has_own_model=True, endpoint=EMBEDDINGS, endpoints=SCORING, makes_vectors=True),
-    "batch": LaneFacts(unserved="is not built yet"),  # for the providers' Batch APIs
+    "batch": LaneFacts(packs=True, unserved="is not built yet"),  # for the providers' Batch APIs
 }
 
 
 def has_own_model(lane: str) -> bool:
     """Whether workers of this lane host a model themselves. False for a lane that there is not."""
     return lane in LANES and LANES[lane].has_own_model
+
+
+def packs(lane: str) -> bool:
+    """Whether workers of this lane read the source themselves, and ask a provider's batch API. False for a lane that there is
+    not."""
+    return lane in LANES and LANES[lane].packs
 
 
 def served_lanes() -> list[str]:

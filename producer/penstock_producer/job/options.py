@@ -126,7 +126,7 @@ _TABLE: Final = (
         form=FlagForm.DURATION, flag="deadline",
     ),
     Option(
-        "budget_usd", "Pause the job when it has cost this much; needs the provider's prices (usd_per_mtok_in and _out).",
+        "budget_usd", "Pause the job when it has cost this much; needs a known price of its model.",
         form=FlagForm.NUMBER,
     ),
     Option(

@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from penstock_producer.job.endpoints import check_path
+from penstock_producer.prices.known import known_discount, known_prices, without_date
+from penstock_producer.prices.token_prices import Discount, ModelPrices
 
 
 class ProviderFacts(BaseModel):
-    """What the producer needs to know of a provider; workers have more settings of it. A price of 0 stands for an unknown one."""
+    """What the producer needs to know of a provider; workers have more settings of it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
+    base_url: str = ""  # its host says whose prices they are
     endpoints: tuple[str, ...] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
-    usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
-    usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
+    usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # of all its models: US dollars per million input tokens
+    usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0  # likewise; 0 and 0 stand for unknown ones
+    batch_discount: Discount = None  # None: as the table of prices has it, where it knows the provider
+    prices: Mapping[str, ModelPrices] = Field(default_factory=dict)  # by model
 
-    @property
-    def priced(self) -> bool:
-        return self.usd_per_mtok_in > 0 or self.usd_per_mtok_out > 0
+    def prices_of(self, *models: str | None) -> ModelPrices | None:
+        """Of the first of ``models`` that has prices; None = unknown.
+
+        The operator's for a model come first, then the operator's for all models, then the table that comes with penstock.
+        """
+        names = [name for name in models if name]
+        if self.prices:
+            for name in names:
+                own = self.prices.get(name) or self.prices.get(without_date(name))
+                if own is not None:
+                    return own
+        if self._of_all_models is not None:
+            return self._of_all_models
+        return next((found for name in names if (found := known_prices(self.base_url, name)) is not None), None)
+
+    @cached_property
+    def _of_all_models(self) -> ModelPrices | None:
+        if not self.usd_per_mtok_in and not self.usd_per_mtok_out:
+            return None
+        discount = known_discount(self.base_url) if self.batch_discount is None else self.batch_discount
+        return ModelPrices(input=self.usd_per_mtok_in, output=self.usd_per_mtok_out, batch_discount=discount)
 
     @field_validator("endpoints")
     @classmethod

@@ -6,13 +6,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from penstock_ledger import Job, Schedule
+from penstock_producer.pins import STARTED_BY
 
-__all__ = ["NEW_FILES", "SOURCE", "STARTED_BY", "is_of", "job_key", "mark", "shown_source", "started_by"]
+__all__ = ["NEW_FILES", "SOURCE", "is_of", "job_key", "mark", "shown_source", "started_by"]
 
 SOURCE: Final = "source"  # of what a schedule submits: a path or URI that is read whole each time
 NEW_FILES: Final = "new_files"  # one of which each job has the files that no earlier one has
-
-STARTED_BY: Final = "started_by"  # of a pin: the schedule that the job belongs to, and the planned time
 
 
 def job_key(schedule: Schedule) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_producer.sources.blobs.unpacked import MEMBERS, PACKED
-from penstock_producer.sources.several import FILES, KIND
+from penstock_producer.pins import FILES, MEMBERS
+from penstock_producer.sources.blobs.unpacked import PACKED
+from penstock_producer.sources.several import KIND
 
 __all__ = ["entries"]
 

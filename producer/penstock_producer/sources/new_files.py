@@ -16,12 +16,12 @@ import orjson
 
 from penstock_producer.errors import SourceError
 from penstock_producer.job.formats import TEXT
+from penstock_producer.pins import FILES
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.expand import MAX_FILES, check
 from penstock_producer.sources.listings.chosen import Chosen
 from penstock_producer.sources.listings.folder import LocalFolder
 from penstock_producer.sources.listings.listing import Entry
-from penstock_producer.sources.several import FILES
 
 __all__ = ["SETTLED_S", "FoundFiles", "Taken", "new_files", "refuse_texts", "taken_by"]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceChanged, SourceError, SourceForbidden, seen
 from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, TEXT, TSV
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.pins import DOOR, FILES, MEDIA_NEWEST, REMOTE
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
@@ -24,19 +25,16 @@ from penstock_producer.sources.databases.address import KIND as TABLE
 from penstock_producer.sources.databases.address import whole
 from penstock_producer.sources.expand import row_files
 from penstock_producer.sources.listings.chosen import choose
-from penstock_producer.sources.media.places import NEWEST, MediaPlaces, places_of
+from penstock_producer.sources.media.places import MediaPlaces, places_of
 from penstock_producer.sources.new_files import Taken, new_files, refuse_texts
 from penstock_producer.sources.readers.columnar_source import ColumnarSource
 from penstock_producer.sources.readers.csv_source import CsvSource
 from penstock_producer.sources.readers.file_format import FileFormat, format_of, format_of_pin
 from penstock_producer.sources.readers.jsonl import JsonlSource
+from penstock_producer.sources.readers.pinned_rows import RowOptions
 from penstock_producer.sources.texts import text_files
 
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
-
-
-DOOR = "door"  # of a pin: the kind of door that the job came through, where it is not a trusted one
-REMOTE = "remote"  # a remote one: its source is read from inside `source_roots` only, at submit and ever after
 
 
 def open_source(
@@ -51,9 +49,9 @@ def open_source(
     The URL of a database is read by the spec's table or query.
 
     Of its content at most the first bytes are read, where its name does not say what it is. With ``timeout_s`` reading it
-    raises SourceError once that many seconds are over. ``remote`` confines a path or URI to the setting `source_roots`; of
-    a pin, its own word counts. Raises SourceError for what cannot be a source, and SpecError when the spec cannot make
-    requests of its rows.
+    raises SourceError once that many seconds are over. ``remote`` confines a path or URI to the setting `source_roots`; a
+    pin says by itself whether it is confined. Raises SourceError for what cannot be a source, and SpecError when the spec
+    cannot make requests of its rows.
     """
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):
@@ -113,7 +111,7 @@ def unchanged(
     if pin["kind"] == text_files.KIND:
         return files is not None and text_files.unchanged(pin, files)
     if pin["kind"] == several.KIND:
-        pins = pin[several.FILES]
+        pins = pin[FILES]
         return (
             files is not None
             and not files.are_texts(None)
@@ -149,7 +147,7 @@ def _of_blob(
 def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *, remote: bool = False) -> FileSource:
     remote = remote or pin.get(DOOR) == REMOTE
     if pin["kind"] == several.KIND:
-        files = [_of_pin(one, spec, settings, remote=remote) for one in pin[several.FILES]]
+        files = [_of_pin(one, spec, settings, remote=remote) for one in pin[FILES]]
         return several.SeveralFiles(str(pin["uri"]), files)
     if pin["kind"] == text_files.KIND:
         return _texts_of_pin(pin, spec, settings)
@@ -157,7 +155,7 @@ def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *
     blob: Blob = _blob_of_pin(pin, settings)
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed, pin)
     limits = int(pin["max_line_bytes"]), int(pin.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES))
-    places = MediaPlaces() if remote else places_of(blob.uri, settings, int(pin.get(NEWEST, 0)))
+    places = MediaPlaces() if remote else places_of(blob.uri, settings, int(pin.get(MEDIA_NEWEST, 0)))
     return _rows(plain, found, spec, limits, int(pin["size"]), places)
 
 
@@ -177,23 +175,14 @@ def _rows(
     places: MediaPlaces,
 ) -> FileSource:
     """``size``: of the pinned file; None for one that is submitted now."""
-    common = _Common(max_line_bytes=limits[0], max_body_bytes=limits[1], surveyed=size is not None, places=places)
+    options = RowOptions(max_line_bytes=limits[0], max_body_bytes=limits[1], surveyed=size is not None, places=places)
     if found.rows == JSONL:
-        return JsonlSource(blob, spec, **common)
+        return JsonlSource(blob, spec, options)
     if found.rows in (CSV, TSV):
-        return CsvSource(blob, spec, tabs=found.rows == TSV, **common)
+        return CsvSource(blob, spec, options, tabs=found.rows == TSV)
     if found.rows in COLUMNAR:
-        return ColumnarSource(blob, spec, found.rows, size=size, **common)
+        return ColumnarSource(blob, spec, options, found.rows, size=size)
     raise SourceError("unsupported_format", f"this release cannot read {found.rows}: {blob.uri}; upgrade it")
-
-
-class _Common(TypedDict):
-    """What readers of all formats take."""
-
-    max_line_bytes: int
-    max_body_bytes: int
-    surveyed: bool
-    places: MediaPlaces
 
 
 def _blob_of_pin(

@@ -16,16 +16,13 @@ from typing import Any, Final
 import orjson
 
 from penstock_producer.errors import BadReference, seen
+from penstock_producer.pins import FILES, content_of
 from penstock_producer.rows import BadRow, Cursor, Document, FileSource, Place
-from penstock_producer.sources.blobs.unpacked import MEMBERS
-from penstock_producer.sources.media.places import NEWEST
 from penstock_producer.tally import Tally
 
 KIND: Final = "files"
-FILES: Final = "files"  # of a pin: those of the files
 
 _POSITION = re.compile(r"(\d{1,9})/(.+)", re.ASCII | re.DOTALL)
-_NOT_CONTENT = frozenset({"uri", "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, NEWEST})
 
 
 class SeveralFiles:
@@ -39,8 +36,8 @@ class SeveralFiles:
 
     def pin(self) -> dict[str, Any]:
         pins = [file.pin() for file in self._files]
-        content = [{name: value for name, value in pin.items() if name not in _NOT_CONTENT} for pin in pins]
-        digest = hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        content = orjson.dumps([content_of(pin) for pin in pins], option=orjson.OPT_SORT_KEYS)
+        digest = hashlib.sha256(content).hexdigest()
         return {"kind": KIND, "uri": self.uri, "sha256": digest, FILES: pins}
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:

@@ -94,7 +94,7 @@ def broker_action(outcome: Outcome) -> BrokerAction:
 
 
 class HandOver:
-    """Implements ``bridge.Bridge``. Methods say which thread calls them."""
+    """Implements ``deliveries.Bridge``. Methods say which thread calls them."""
 
     def __init__(
         self, engine: EngineThread, acks: Acks, late: LateAcks, sample: EventSample, wake_hub: Callable[[], None]

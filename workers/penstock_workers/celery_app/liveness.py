@@ -30,7 +30,7 @@ class BrokerContact(Protocol):
 
 
 class EngineHealth(Protocol):
-    """The part of ``EngineThread`` that reports its health; see ``bridge.ItemEngine``."""
+    """The part of ``EngineThread`` that reports its health; see ``deliveries.ItemEngine``."""
 
     def stuck(self) -> str | None: ...
 

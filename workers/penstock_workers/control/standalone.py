@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ControlEngine:
-    """Implements ``bridge.ItemEngine``."""
+    """Implements ``deliveries.ItemEngine``."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings

@@ -22,8 +22,8 @@ from redis.exceptions import RedisError
 
 from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
 from penstock_producer import Producer
+from penstock_producer.accepting.borders import Borders
 from penstock_producer.errors import ProducerError
-from penstock_producer.job.borders import Borders
 from penstock_workers.doors.task_records import TaskRecords
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock_producer.job.hook_paths import is_allowed
+from penstock_producer.accepting.hook_paths import is_allowed
 from penstock_workers.children.running_calls import RunningCalls
 from penstock_workers.errors import HookMissing
 

@@ -16,8 +16,9 @@ from msgspec import Struct
 from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import unpack
 from penstock_ratelimit import Signal, classify
-from penstock_ratelimit.for_penstock import DETAIL_CHARS, MAX_TOKENS_BELIEVED, is_page
+from penstock_ratelimit.for_penstock import DETAIL_CHARS, is_page
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.tokens import believed
 
 __all__ = ["ASTRAY"]
 
@@ -42,6 +43,8 @@ class Failure:
     page: bool = False  # an HTML page: a proxy or a firewall answered in the provider's place
     prompt_tokens: int | None = None  # of an answer that was paid for and cannot be used
     completion_tokens: int | None = None
+    usage: Mapping[str, Any] | None = None  # of it, as the provider reported it
+    model: str | None = None  # that gave it
     refused: RefusedAnswer | None = None
 
     def __post_init__(self) -> None:
@@ -138,18 +141,17 @@ def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
     if "choices" in parsed:
         choice = _first_choice(parsed)
         if choice is None:
-            return _useless("empty_answer", f"200 without choices: {_cut(answer.body)}", usage)
+            return _useless("empty_answer", f"200 without choices: {_cut(answer.body)}", parsed)
         finish_reason, content, empty = _read_choice(choice)
         if finish_reason in _STOPPED:
-            return _useless(*_STOPPED[finish_reason], usage)
+            return _useless(*_STOPPED[finish_reason], parsed)
         if empty:
-            return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", usage)
-    model = parsed.get("model")
+            return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", parsed)
     return Reply(
         body=answer.body,
         status=answer.status,
         request_id=_request_id(answer.headers),
-        model=model if isinstance(model, str) else None,
+        model=_text(parsed.get("model")),
         finish_reason=finish_reason,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -174,10 +176,14 @@ def _read_vectors(answer: Answer) -> Reply:
     )
 
 
-def _useless(name: str, detail: str, usage: Mapping[str, Any] | None) -> Failure:
+def _useless(name: str, detail: str, parsed: dict[str, Any]) -> Failure:
     """A 200 that the job cannot use, with what it cost."""
-    prompt_tokens, completion_tokens = _counted(usage)
-    return replace(_failure(name, detail, 200), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+    usage = _mapping(parsed.get("usage"))
+    prompt, completion = _counted(usage)
+    model = _text(parsed.get("model"))
+    return replace(
+        _failure(name, detail, 200), prompt_tokens=prompt, completion_tokens=completion, usage=usage, model=model
+    )
 
 
 def _request_id(headers: Mapping[str, str]) -> str | None:
@@ -218,15 +224,9 @@ def _counted(usage: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
     if usage is None:
         return None, None
     return (
-        _tokens(usage.get("prompt_tokens", usage.get("input_tokens"))),
-        _tokens(usage.get("completion_tokens", usage.get("output_tokens"))),
+        believed(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        believed(usage.get("completion_tokens", usage.get("output_tokens"))),
     )
-
-
-def _tokens(value: object) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS_BELIEVED:
-        return value
-    return None
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from time import time_ns
 
 from penstock_ledger.model import Feed, ItemKey, Job
-from penstock_producer.feed.tracing import SUBMITTED_BY, Sampler, SpanContext, parse_traceparent, trace_of, traceparent
+from penstock_producer.feed.tracing import Sampler, SpanContext, parse_traceparent, trace_of, traceparent
+from penstock_producer.pins import SUBMITTED_BY
 from penstock_workers.tracing.spans import Kind, Span, child_of, message_attributes
 
 
@@ -20,8 +21,8 @@ class FeedSpans:
     def __init__(self, sampler: Sampler, put: Callable[[Iterable[Span]], None], job: Job, feed: Feed) -> None:
         self._sampler = sampler
         self._put = put
-        told = parse_traceparent(job.source.get(SUBMITTED_BY))
-        self._submitted_by = None if told is None else told[0]
+        found = parse_traceparent(job.source.get(SUBMITTED_BY))
+        self._submitted_by = None if found is None else found[0]
         self._replays: int | None = feed.selection.get("from_generation")
 
     def header(self, key: ItemKey) -> str | None:

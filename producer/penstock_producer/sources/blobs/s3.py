@@ -13,18 +13,17 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock_producer.bucket.connect import connected
-from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
+from penstock_producer.errors import SourceError, SourceUnavailable, seen
+from penstock_producer.sources.blobs.ranges import RangedObject, Version, another_object
 
 __all__ = ["Listed", "S3Files", "S3Object", "S3Prefix"]
 
 KIND = "s3"
-# One GET. A feeder waits for room in the queue between reads, so no connection is held open for longer than this takes.
-RANGE_BYTES = 8 * 1024 * 1024
 TRIES = 4  # boto3's own, with backoff; after that the feed pauses and comes back
 
 
-class S3Object:
-    """One object; ``pinned`` is what ``pin()`` returned at submit, None before that."""
+class S3Object(RangedObject):
+    """One object of S3."""
 
     def __init__(
         self, uri: str, pinned: Mapping[str, Any] | None = None, *, endpoint_url: str | None = None, client: Any = None
@@ -35,56 +34,25 @@ class S3Object:
             raise SourceError(
                 "invalid_uri", f"{seen(uri)} is not an address ({error}); write s3://bucket/key"
             ) from None
-        self.uri = uri
+        super().__init__(KIND, uri, pinned)
         self._bucket, self._key = parts.netloc, unquote(parts.path.lstrip("/"))
         if not self._bucket or not self._key:
-            raise SourceError("source_unavailable", f"{uri!r} names no object; write s3://bucket/key")
+            raise SourceError("source_unavailable", f"{seen(uri)} names no object; write s3://bucket/key")
         self._client = client if client is not None else _client(endpoint_url)
-        self._pin = None if pinned is None else dict(pinned)
 
-    def pin(self) -> dict[str, Any]:
-        if self._pin is None:
-            head = self._call(lambda: self._client.head_object(Bucket=self._bucket, Key=self._key))
-            self._pin = {"kind": KIND, "uri": self.uri, "size": int(head["ContentLength"]), "etag": str(head["ETag"])}
-        return dict(self._pin)
+    def _version(self) -> Version:
+        head = _ask(self.uri, lambda: self._client.head_object(Bucket=self._bucket, Key=self._key))
+        return Version(int(head["ContentLength"]), str(head["ETag"]))
 
-    def pinning(self) -> Iterator[bytes]:
-        return iter(())
-
-    def unchanged(self) -> bool:
-        """Whether the object in the bucket still has the pinned ETag and size."""
-        if self._pin is None:
-            return False
-        head = self._call(lambda: self._client.head_object(Bucket=self._bucket, Key=self._key))
-        return (int(head["ContentLength"]), str(head["ETag"])) == (self._pin["size"], self._pin["etag"])
-
-    def chunks(self, offset: int) -> Iterator[bytes]:
-        size = int(self.pin()["size"])
-        while offset < size:
-            chunk = self.read(offset, min(RANGE_BYTES, size - offset))
-            yield chunk
-            offset += len(chunk)
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Bytes of the object. Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
-        pin = self.pin()
-        etag = pin["etag"]
-        if offset + length > int(pin["size"]):
-            raise BadReference(f"{self.uri} has {pin['size']} bytes and no document at {offset}:{length}")
-
+    def _range(self, offset: int, length: int, etag: str) -> bytes:
         def get() -> bytes:
             answer = self._client.get_object(
                 Bucket=self._bucket, Key=self._key, Range=f"bytes={offset}-{offset + length - 1}", IfMatch=etag
             )
             return bytes(answer["Body"].read())
 
-        data: bytes = self._call(get)
-        if len(data) != length:
-            raise SourceChanged(f"{self.uri} gave {len(data)} of {length} bytes at {offset}; restore the pinned object")
+        data: bytes = _ask(self.uri, get)
         return data
-
-    def _call(self, request: Callable[[], Any]) -> Any:
-        return _ask(self.uri, request)
 
 
 class Listed(NamedTuple):
@@ -180,9 +148,7 @@ def _ask(uri: str, request: Callable[[], Any]) -> Any:
     except ClientError as error:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if status in (412, 416):
-            raise SourceChanged(
-                f"{uri} is not the object that was submitted; restore it, or submit it as a new job"
-            ) from error
+            raise another_object(uri) from error
         raise SourceUnavailable(f"{uri}: S3 answered {status} ({error}); check the name and the rights") from error
     except FileNotFoundError:
         raise

@@ -15,59 +15,36 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock_producer.bucket.connect import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
-from penstock_producer.sources.blobs.s3 import RANGE_BYTES, TRIES, Listed
+from penstock_producer.errors import SourceError, SourceUnavailable, seen
+from penstock_producer.sources.blobs.ranges import RangedObject, Version, another_object
+from penstock_producer.sources.blobs.s3 import TRIES, Listed
 
 SCHEMES: Final = ("gs", "az")  # also the kinds of their pins
 _PAGE: Final = 1_000
 _RETRIES_END: Final = datetime.timedelta(seconds=READ_TIMEOUT_S * TRIES)
 
 
-class StoreObject:
-    """One object; ``pinned`` is what ``pin()`` returned at submit, None before that."""
+class StoreObject(RangedObject):
+    """One object of Google Cloud Storage or Azure."""
 
     def __init__(self, uri: str, pinned: Mapping[str, Any] | None = None, *, store: Any = None) -> None:
-        self.uri = uri
-        self._scheme, bucket, self._key = _parts(uri)
+        scheme, bucket, self._key = _parts(uri)
+        super().__init__(scheme, uri, pinned)
         if not self._key:
-            raise SourceError("source_unavailable", f"{seen(uri)} names no object; write {self._scheme}://bucket/key")
-        self._store = open_store(self._scheme, bucket) if store is None else store
-        self._pin = None if pinned is None else dict(pinned)
+            raise SourceError("source_unavailable", f"{seen(uri)} names no object; write {scheme}://bucket/key")
+        self._store = open_store(scheme, bucket) if store is None else store
 
-    def pin(self) -> dict[str, Any]:
-        if self._pin is None:
-            found = self._head()
-            self._pin = {"kind": self._scheme, "uri": self.uri, "size": found.size, "etag": found.etag}
-        return dict(self._pin)
-
-    def pinning(self) -> Iterator[bytes]:
-        return iter(())
-
-    def unchanged(self) -> bool:
-        """Whether the object that is there now still has the pinned ETag and size."""
-        if self._pin is None:
-            return False
-        found = self._head()
-        return (found.size, found.etag) == (self._pin["size"], self._pin["etag"])
-
-    def chunks(self, offset: int) -> Iterator[bytes]:
-        size = int(self.pin()["size"])
-        while offset < size:
-            chunk = self.read(offset, min(RANGE_BYTES, size - offset))
-            yield chunk
-            offset += len(chunk)
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Bytes of the object. Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
+    def _version(self) -> Version:
         import obstore
 
-        pin = self.pin()
-        if offset + length > int(pin["size"]):
-            raise BadReference(f"{self.uri} has {pin['size']} bytes and no document at {offset}:{length}")
-        if length == 0:  # which no range can ask for
-            return b""
+        found = _listed(ask(self.uri, lambda: obstore.head(self._store, self._key)), "")
+        return Version(found.size, found.etag)
+
+    def _range(self, offset: int, length: int, etag: str) -> bytes:
+        import obstore
+
         # A service that does not know the condition is held to it by what it answers.
-        options: Any = {"range": (offset, offset + length), "if_match": f'"{pin["etag"]}"'}
+        options: Any = {"range": (offset, offset + length), "if_match": f'"{etag}"'}
 
         def get() -> tuple[str, bytes]:
             answer = obstore.get(self._store, self._key, options=options)
@@ -76,16 +53,9 @@ class StoreObject:
         tag: str
         data: bytes
         tag, data = ask(self.uri, get)
-        if tag != pin["etag"] or len(data) != length:
-            raise SourceChanged(
-                f"{self.uri} is not the object that was submitted; restore it, or submit it as a new job"
-            )
+        if tag != etag:
+            raise another_object(self.uri)
         return data
-
-    def _head(self) -> Listed:
-        import obstore
-
-        return _listed(ask(self.uri, lambda: obstore.head(self._store, self._key)), "")
 
 
 class StorePrefix:
@@ -145,9 +115,7 @@ def ask(uri: str, request: Callable[[], Any]) -> Any:
     try:
         return request()
     except PreconditionError as error:
-        raise SourceChanged(
-            f"{uri} is not the object that was submitted; restore it, or submit it as a new job"
-        ) from error
+        raise another_object(uri) from error
     except FileNotFoundError as error:
         raise SourceUnavailable(f"{uri}: there is no such object; check the name") from error
     except (BaseError, OSError) as error:

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.errors import BadReference, SourceError
+from penstock_producer.pins import MEMBERS
 from penstock_producer.sources.blobs.blob import CHUNK_BYTES, Blob
 from penstock_producer.sources.blobs.codecs import CODECS, Damaged
 
 PACKED: Final = "packed"  # of a pin: the codec
-MEMBERS: Final = "members"  # of a pin: [packed offset, plain offset] of places where reading can begin
-
-MEMBERS_KEPT: Final = 128  # evenly spread; they are a part of the job's row
+MEMBERS_KEPT: Final = 128  # evenly spread; they are in the pin, and so in the row of the job
 _FIRST_SPACING: Final = 1024 * 1024  # plain bytes between two of them; doubled each time when there are too many
 MOST_TIMES: Final = 250  # larger than its packed form; JSON Lines of one prompt reach 100, and a bomb 1,000 and more
 FREE_BYTES: Final = 64 * 1024 * 1024  # plain bytes that may come of any small file

@@ -1,4 +1,4 @@
-"""What a table or a query has for columns, and how each is asked for: as a value that JSON has, and how long it is.
+"""The columns of a table or a query, and how each is asked for: as a value that JSON has, and how long it is.
 
 PostgreSQL makes text of everything that has no form of its own in JSON: dates as ISO 8601, decimals digit by digit, arrays
 and composite values as JSON. So no value that Python could not hold (the year 10000, a date `infinity`) stops a page of rows.

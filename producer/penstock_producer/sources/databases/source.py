@@ -250,7 +250,8 @@ class TableSource:
     def _warn(self, relation: Relation, connection: Connection) -> None:
         if not relation.has_index(connection):
             log.warning(
-                "%s has no index that begins with %r: each %d rows cost a look through all of it; make one, it is found at once",
+                "%s has no index that begins with %r, so that the database looks through all of it for each %d rows; make one: "
+                "it is used at once",
                 self.uri, self.id_field, ROWS,
             )  # fmt: skip
 

@@ -49,7 +49,10 @@ def shards(listing: Listing, entries: Sequence[Entry]) -> list[Entry] | None:
 def _json(listing: Listing, entry: Entry) -> dict[str, Any]:
     uri = f"{listing.uri}{entry.name}"
     if entry.size > _MAX_STATE_BYTES:
-        raise SourceError("invalid_dataset", f"{uri} has {entry.size} bytes, and {_MAX_STATE_BYTES} are read")
+        raise SourceError(
+            "invalid_dataset",
+            f"{uri} has {entry.size} bytes, at most {_MAX_STATE_BYTES} are read; save the dataset again",
+        )
     try:
         value = orjson.loads(listing.pinned(entry).read(0, entry.size))
     except orjson.JSONDecodeError as error:

@@ -26,6 +26,7 @@ _STARTS: Final = (
     (b"OggS", Kind(AUDIO, "ogg")),
 )
 _IN_RIFF: Final = {b"WEBP": Kind(IMAGE, "webp"), b"WAVE": Kind(AUDIO, "wav")}
+_WORDS: Final = {IMAGE: "images", AUDIO: "sounds"}
 _READABLE: Final = {IMAGE: "PNG, JPEG, GIF or WebP", AUDIO: "WAV, MP3, FLAC or Ogg"}
 
 
@@ -50,8 +51,8 @@ def refusal_of(data: bytes, modality: str) -> tuple[str, str] | None:
         return None
     wanted = _READABLE[modality]
     if kind is not None:
-        return f"It is {kind.name} ({kind.modality}), and the column holds {modality}s.", f"give {wanted}"
+        return f"It is {kind.name} ({kind.modality}), and the column holds {_WORDS[modality]}.", f"give {wanted}"
     if b"<svg" in data[:_LOOKED_AT].lower():
         return "It is SVG, a program that models do not take.", "convert it to PNG"
     what = "empty" if not data else f"none of them by its first bytes ({data[:8].hex(' ')})"
-    return f"An {modality} is {wanted}, and this is {what}.", f"convert it to {wanted}"
+    return f"The column holds {_WORDS[modality]}, which are {wanted}, and this is {what}.", f"convert it to {wanted}"

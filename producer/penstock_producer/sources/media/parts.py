@@ -91,7 +91,7 @@ def _named(record: Mapping[str, Any], name: str) -> Iterator[str]:
         )  # fmt: skip
     for one in value if isinstance(value, list) else [value]:
         if not isinstance(one, str):
-            raise _invalid(name, one, "It is no text.", "write a path or an address, or a list of them")
+            raise _invalid(name, one, "This is not text.", "write a path or an address, or a list of them")
         if one:
             yield one
 
@@ -99,7 +99,7 @@ def _named(record: Mapping[str, Any], name: str) -> Iterator[str]:
 def _passed_on(url: str, scheme: str, modality: str, field: str) -> dict[str, Any]:
     if modality == AUDIO:
         fix = "give a path: it goes into the request"
-        raise _invalid(field, url, "A request carries sounds themselves, no addresses of them.", fix)
+        raise _invalid(field, url, "A request holds the sounds themselves, not their addresses.", fix)
     try:
         parts = urlsplit(url)
         usable = bool(parts.hostname) and parts.username is None and url.isprintable() and " " not in url

@@ -18,9 +18,8 @@ from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources.blobs.s3 import S3Files
 from penstock_producer.sources.forms.strict_json import RowFault
 
-__all__ = ["NEWEST", "MediaPlaces", "places_of"]
+__all__ = ["MediaPlaces", "places_of"]
 
-NEWEST: Final = "media_newest_ns"  # of a pin: when the last of the files that rows name was changed, at submit
 S3: Final = "s3://"
 
 

@@ -144,7 +144,7 @@ def depth_of(kind: Any) -> int:
 def too_large(uri: str, group: int, size: int) -> SourceError:
     return SourceError(
         "record_batch_too_large",
-        f"record batch {group} of {uri} has {size} bytes, and {MAX_BATCH_BYTES} are read; write smaller ones "
+        f"record batch {group} of {uri} has {size} bytes, and at most {MAX_BATCH_BYTES} are read; write smaller ones "
         "(pyarrow: max_chunksize=10_000), or Parquet",
     )
 

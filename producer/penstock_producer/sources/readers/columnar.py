@@ -60,8 +60,8 @@ class _ParquetGroups:
         if size > MAX_GROUP_BYTES:
             raise SourceError(
                 "row_group_too_large",
-                f"row group {group} of {self._uri} has {size} bytes, and {MAX_GROUP_BYTES} are read; write smaller row groups "
-                "(pyarrow: row_group_size=100_000)",
+                f"row group {group} of {self._uri} has {size} bytes, and at most {MAX_GROUP_BYTES} are read; write smaller "
+                "row groups (pyarrow: row_group_size=100_000)",
             )
         yield from self._file.iter_batches(
             batch_size=ROWS_PER_BATCH, row_groups=[group], columns=list(columns), use_threads=False

@@ -13,14 +13,12 @@ from typing import Any, Final
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import ROW, BadRow, Cursor, Document
-from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.forms.columns import check_columns
 from penstock_producer.sources.forms.strict_json import MAX_DEPTH, RowFault, check_text
-from penstock_producer.sources.media.places import MediaPlaces
 from penstock_producer.sources.readers.arrow_file import Groups
 from penstock_producer.sources.readers.columnar import damaged, open_groups
-from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows
+from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows, RowOptions
 
 _POSITION = re.compile(r"(\d{1,9}):(\d{1,12})", re.ASCII)  # "group:row"
 KEPT_BYTES: Final = 64 * 1024 * 1024  # of a group, for the next fetch: documents come nearly in order
@@ -34,21 +32,8 @@ class ColumnarSource(PinnedRows):
 
     unit = ROW
 
-    def __init__(
-        self,
-        blob: Blob,
-        spec: JobSpec,
-        rows: str,
-        *,
-        size: int | None = None,
-        max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
-        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
-        surveyed: bool = False,
-        places: MediaPlaces | None = None,
-    ) -> None:
-        super().__init__(
-            blob, spec, max_line_bytes=max_line_bytes, max_body_bytes=max_body_bytes, surveyed=surveyed, places=places
-        )
+    def __init__(self, blob: Blob, spec: JobSpec, options: RowOptions, rows: str, *, size: int | None = None) -> None:
+        super().__init__(blob, spec, options)
         self._rows = rows
         self._size = size
         self._opened: Groups | None = None

@@ -11,15 +11,13 @@ from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.formats import CSV, TSV, UTF_8
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document
-from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.blobs.convert import refuse_magic
 from penstock_producer.sources.blobs.lines import split_lines
 from penstock_producer.sources.forms.columns import check_columns
 from penstock_producer.sources.forms.strict_json import RowFault, check_text
-from penstock_producer.sources.media.places import MediaPlaces
 from penstock_producer.sources.readers.csv_records import Dialect, Record, parse_record, read_records
-from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows
+from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows, RowOptions
 
 _DELIMITERS: Final = ",;\t|"
 _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -28,20 +26,8 @@ _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
 class CsvSource(PinnedRows):
     """Documents of one CSV blob. A position is "offset:length" of a record in bytes, a cursor the next one's offset and line."""
 
-    def __init__(
-        self,
-        blob: Blob,
-        spec: JobSpec,
-        *,
-        tabs: bool = False,
-        max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
-        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
-        surveyed: bool = False,
-        places: MediaPlaces | None = None,
-    ) -> None:
-        super().__init__(
-            blob, spec, max_line_bytes=max_line_bytes, max_body_bytes=max_body_bytes, surveyed=surveyed, places=places
-        )
+    def __init__(self, blob: Blob, spec: JobSpec, options: RowOptions, *, tabs: bool = False) -> None:
+        super().__init__(blob, spec, options)
         self._tabs = tabs
         self._encoding = spec.encoding or UTF_8
         self._known: tuple[list[str], Dialect] | None = None

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.pins import MEDIA_NEWEST
 from penstock_producer.refusals import no_longer
 from penstock_producer.rows import LINE, BadRow, Cursor, Document, Place
-from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.forms.row_forms import RowForm, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.media.parts import media_of
-from penstock_producer.sources.media.places import NEWEST, MediaPlaces
+from penstock_producer.sources.media.places import MediaPlaces
 from penstock_producer.tally import Tally
 
 FORMAT: Final = "format"  # of a pin: what the rows are, where they are not JSON Lines
@@ -24,34 +25,30 @@ FORMAT: Final = "format"  # of a pin: what the rows are, where they are not JSON
 _POSITION = re.compile(r"(\d{1,18}):(\d{1,10})", re.ASCII)  # "offset:length"
 
 
-class PinnedRows(ABC):
-    """Rows of one blob.
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """What readers of all formats take."""
 
-    ``max_line_bytes`` and ``max_body_bytes`` travel in the pin: a reader with other settings must refuse the same rows.
-    ``places`` is where files that rows name may lie. ``surveyed`` says that the survey has read these bytes: rows that it
-    refused may come as documents, and callers drop them by their lines.
-    """
+    max_line_bytes: int  # both limits travel in the pin: a reader with other settings must refuse the same rows
+    max_body_bytes: int
+    surveyed: bool  # the survey has read these bytes: rows that it refused may come as documents; callers drop them
+    places: MediaPlaces  # where files that rows name may lie
+
+
+class PinnedRows(ABC):
+    """Rows of one blob."""
 
     unit = LINE
 
-    def __init__(
-        self,
-        blob: Blob,
-        spec: JobSpec,
-        *,
-        max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
-        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
-        surveyed: bool = False,
-        places: MediaPlaces | None = None,
-    ) -> None:
+    def __init__(self, blob: Blob, spec: JobSpec, options: RowOptions) -> None:
         self.uri = blob.uri
         self._blob = blob
-        media = media_of(spec, places, max_body_bytes)
-        self._form: RowForm = form_of(spec, max_body_bytes, media)
-        self._places = None if media is None else places
-        self._max_line_bytes = max_line_bytes
-        self._max_body_bytes = max_body_bytes
-        self._surveyed = surveyed
+        self._max_line_bytes = options.max_line_bytes
+        self._max_body_bytes = options.max_body_bytes
+        self._surveyed = options.surveyed
+        media = media_of(spec, options.places, self._max_body_bytes)
+        self._form: RowForm = form_of(spec, self._max_body_bytes, media)
+        self._places = None if media is None else options.places
         self.id_field = spec.id_field if spec.takes_records else "custom_id"
 
     @property
@@ -60,7 +57,7 @@ class PinnedRows(ABC):
 
     def pin(self) -> dict[str, Any]:
         limits = {"max_line_bytes": self._max_line_bytes, "max_body_bytes": self._max_body_bytes}
-        return self._blob.pin() | limits | ({} if self._places is None else {NEWEST: self._places.newest_ns})
+        return self._blob.pin() | limits | ({} if self._places is None else {MEDIA_NEWEST: self._places.newest_ns})
 
     @abstractmethod
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]: ...

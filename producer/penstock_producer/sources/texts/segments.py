@@ -1,8 +1,8 @@
 """What identifies 500,000 files in a pin of bounded size: a digest for each thousand of them, in the order of their names.
 
-A reader lists a thousand files, holds them against their digest, and only then reads one of them. So a feeder can begin at
-any thousand, and needs no list of all files. A file that was listed earlier than the job was, and is other than the digest
-says, cannot be found among its neighbours; files that are newer than all that were listed can, and are left out.
+A reader lists a thousand files, compares their digest, and only then reads one of them. So a feeder can begin at any thousand,
+and needs no list of all files. Files that are newer than every one in the pin are left out of the comparison, so files that
+come later change nothing. Where a digest differs all the same, it is not known which of the thousand files was changed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
+from penstock_producer.pins import NEWEST, SEGMENTS
 from penstock_producer.sources.listings.listing import Entry, order, quoted, shown, unquoted
 
 SEGMENT: Final = 1_000  # files
 MAX_FILES: Final = 500_000
-SEGMENTS: Final = "segments"  # of a pin: the name before each, and its digest
-NEWEST: Final = "newest_ns"  # of a pin: the time of the file that was changed last
 _LATE_SHOWN: Final = 3
 
 

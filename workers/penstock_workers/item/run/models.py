@@ -20,7 +20,7 @@ from penstock_producer.feed.routes import model_of
 from penstock_producer.feed.served import Served, Serving, serving_of
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.outcome import Parked, Released
-from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.reading.reads import Reads
 from penstock_workers.item.turned_away import TurnedAway
 
 JOBS_KEPT: Final = 1_000
@@ -29,7 +29,7 @@ SHOWN_CHARS: Final = 200
 """Of a model's name in a log line."""
 
 
-class ModelGate:
+class ModelCheck:
     """Of one worker, on its item loop."""
 
     def __init__(self, lane: str, hot: RedisLedger, reads: Reads) -> None:

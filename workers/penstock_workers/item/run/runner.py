@@ -26,9 +26,9 @@ from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.fates import decide
 from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_of, let_go, to_current_model
 from penstock_workers.item.run.job_code import JobCode
-from penstock_workers.item.run.models import ModelGate
+from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
-from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.reading.reads import Reads
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runs import Runs
 from penstock_workers.item.run.starts import Starts
@@ -57,7 +57,7 @@ class ItemRunner:
     policy: RetryPolicy
     failpoints: Failpoints
     reuse: Reuse  # of answers, in jobs that ask for it
-    models: ModelGate | None = None  # None in lanes without models of their own
+    models: ModelCheck | None = None  # None in lanes without models of their own
     traced: bool = False  # attempts keep the times of their marks
 
     # -- the recipe ----------------------------------------------------------------------------------------------

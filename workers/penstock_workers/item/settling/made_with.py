@@ -37,7 +37,13 @@ class MadeWithNotes:
             spec = attempt.job.spec
             mark = (attempt.key.job_id, attempt.key.generation, spec.provider)
             if mark not in self._noted and mark not in fresh:
-                fresh[mark] = self._made_with(attempt.key.generation, spec.lane, spec.provider, attempt.job.provider)
+                fresh[mark] = self._made_with(
+                    attempt.key.generation,
+                    spec.lane,
+                    spec.provider,
+                    outcome.result.model or spec.model,
+                    attempt.job.provider,
+                )
         if not fresh:
             return
         self._store.note((job_id, made) for (job_id, _, _), made in fresh.items())
@@ -45,11 +51,14 @@ class MadeWithNotes:
         while len(self._noted) > KEPT:
             self._noted.popitem(last=False)
 
-    def _made_with(self, generation: int, lane: str, name: str, provider: ProviderSettings) -> MadeWith:
+    def _made_with(
+        self, generation: int, lane: str, name: str, model: str | None, provider: ProviderSettings
+    ) -> MadeWith:
         if has_own_model(lane):
             return MadeWith(generation, lane, "", self._release, self._engine, usd_per_hour=self._usd_per_hour)
-        prices = (provider.usd_per_mtok_in, provider.usd_per_mtok_out)
-        return MadeWith(generation, lane, name, self._release, "", *prices)
+        prices = provider.prices_of(model)
+        per_token = (None, None) if prices is None else (prices.input, prices.output)
+        return MadeWith(generation, lane, name, self._release, "", *per_token)
 
 
 def engine_in_words(package: str | None, server: str | None) -> str:

@@ -6,11 +6,14 @@ from penstock_ledger import SettledDead, SettledDone, SettledRetry
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.feed.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, encode_item
+from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.prices.token_prices import ModelPrices
 from penstock_workers.item.answer import excerpt
-from penstock_workers.item.attempt import Attempt, Item
+from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Released, Retry
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
+from penstock_workers.item.tokens import tokens_used
 
 RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
 
@@ -129,8 +132,16 @@ def _message(item: Item, queue: str, retries: int) -> bytes:
 
 
 def spent_on(attempt: Attempt, happened: Failure | Reply) -> Spent:
-    """What the answer cost. It is in the books whether the job accepts it or not."""
-    tokens_in, tokens_out = happened.prompt_tokens, happened.completion_tokens
-    if tokens_in is None and tokens_out is None:
+    """What the answer cost. It is in the books whether the job accepts it or not; what has no known price counts 0 there."""
+    prompt, completion = happened.prompt_tokens, happened.completion_tokens
+    if prompt is None and completion is None:
         return NOTHING_SPENT
-    return Spent(tokens_in or 0, tokens_out or 0, attempt.job.provider.cost_microusd(tokens_in, tokens_out))
+    used = tokens_used(happened.usage, prompt, completion)
+    prices = prices_of(attempt.job, happened.model)
+    in_batch = packs(attempt.job.spec.lane)
+    return Spent(used.prompt, used.completion, 0 if prices is None else prices.microusd(used, in_batch=in_batch))
+
+
+def prices_of(job: JobView, answered: str | None) -> ModelPrices | None:
+    """Of the model that ``answered``, else of the one that was asked; None where none is known, or the model is the worker's."""
+    return None if has_own_model(job.spec.lane) else job.provider.prices_of(answered, job.spec.model)

@@ -1,0 +1,1 @@
+"""Feeding, the queue, and what Redis spends on both."""

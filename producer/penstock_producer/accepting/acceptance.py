@@ -1,0 +1,78 @@
+"""What every door asks of a job before it is accepted, beyond what the spec says by itself.
+
+A spec that was accepted by an earlier release is not asked again: workers read it as it is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from penstock_producer.errors import Problem, SpecError
+from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model
+from penstock_producer.job.provider_facts import ProviderFacts
+from penstock_producer.job.spec import JobSpec
+
+__all__ = ["beyond_budget", "check_acceptable", "check_estimate"]
+
+log = logging.getLogger(__name__)
+
+
+def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
+    """``provider`` is the job's. Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
+    unserved = LANES[spec.lane].unserved
+    if unserved is not None:
+        fix = f'use lane "{DEFAULT_LANE}" until it is'
+        why = f"lane {spec.lane} {unserved}, and its jobs would wait for ever"
+        raise SpecError([Problem("invalid_value", "/lane", why, fix)])
+    if spec.embedding_dtype is not None and not LANES[spec.lane].makes_vectors:
+        fix = "leave it out; a provider may have a parameter of its own, such as --param output_dtype=int8"
+        why = f"lane {spec.lane} stores vectors as they come"
+        raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
+    if spec.budget_usd is not None:
+        _check_budget(spec, provider)
+
+
+def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:
+    """What to say where a job may cost more than its budget; None where it may not. An unknown cost says nothing."""
+    if budget_usd is None or estimated_usd is None or estimated_usd <= budget_usd:
+        return None
+    return (
+        f"the job may cost about {estimated_usd:.2g} USD, as its first documents say, and its budget is {budget_usd:g} USD: it "
+        "would be paused on the way"
+    )
+
+
+def check_estimate(spec: JobSpec, estimated_usd: float | None) -> None:
+    """Raises SpecError for a job that may cost more than its budget, where it asks for that; else warns in the log."""
+    words = beyond_budget(spec.budget_usd, estimated_usd)
+    if words is None:
+        return
+    if spec.over_budget == "warn":
+        log.warning("%s", words)
+        return
+    fix = "raise budget_usd, shorten documents or max_tokens, or let over_budget warn"
+    raise SpecError([Problem("budget_below_estimate", "/budget_usd", words, fix)])
+
+
+def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
+    problem = f"{spec.budget_usd:g} USD would never be reached"
+    if has_own_model(spec.lane):
+        why = f"{problem}: lane {spec.lane} runs a model of its own, which costs no money per token"
+        raise SpecError([Problem("invalid_value", "/budget_usd", why, "leave it out, or give a deadline")])
+    if provider.prices_of(spec.model) is not None:
+        return
+    place = f"providers.{spec.provider}"
+    variable = f"PENSTOCK_PROVIDERS__{spec.provider.upper()}__USD_PER_MTOK_IN"
+    model = spec.model or "MODEL"
+    raise SpecError([
+        Problem(
+            "invalid_value",
+            "/budget_usd",
+            f"{problem}: no price of {f'model {spec.model!r} of ' if spec.model else ''}provider {spec.provider!r} is known "
+            "here, so that every answer would count as free",
+            f"set {place}.usd_per_mtok_in and usd_per_mtok_out, in US dollars per million tokens, here and for the workers: in "
+            f"penstock.toml [{place}] usd_per_mtok_in = 0.15, usd_per_mtok_out = 0.60, or {variable}=0.15, or for one model "
+            f'[{place}.prices."{model}"] input = 0.15, output = 0.60, or --usd-per-mtok-in 0.15 --usd-per-mtok-out 0.60 of '
+            "`penstock run`",
+        )
+    ])  # fmt: skip

@@ -1,0 +1,98 @@
+"""What a job from a remote door may ask for: the operator's caps, each refused with the setting that says so.
+
+Trusted doors (the command line, and `Producer` with credentials of the database) have no borders: whatever can write into
+the database can write any job. A tenant is a label that a submitter chooses; caps hold for all that come through the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock_producer.accepting.hook_paths import is_allowed
+from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.job.fallback import may_name_a_provider, provider_and_model
+from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.spec import JobSpec
+
+__all__ = ["Borders", "DoorSettings"]
+
+ANY = "*"  # in `doors.urgent_tenants`: whatever tenant a job names, or none
+
+
+class DoorSettings(BaseModel):
+    """The settings `doors.*` of processes that serve remote doors, as PENSTOCK_DOORS__MAX_WEIGHT=5."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    providers: tuple[str, ...] | None = None  # that remote jobs may name; None = all that are configured
+    urgent_tenants: tuple[str, ...] = ()  # whose jobs may be urgent, and so go before all others; "*" = all
+    max_weight: Annotated[float, Field(gt=0, le=100)] = 10.0  # only the operator gives a job a larger part of the fleet
+    max_timeout_s: Annotated[float, Field(gt=0)] = 900.0  # a slot is taken for as long as a request may last
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 10  # each may be paid for
+    into: tuple[
+        str, ...
+    ] = ()  # databases that remote jobs may name in `into`, written alike: their rows go in with our rights
+    push_into: Literal["remote", "any"] = "remote"  # open jobs that documents may be pushed into: opened here, or any
+    submit_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # for one task: reading and checking its source
+    max_crashes: Annotated[int, Field(ge=1, le=100)] = (
+        3  # processes that may die while they handle one task; then the task is set aside
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """Checks every spec that comes through a remote door."""
+
+    doors: DoorSettings = field(default_factory=DoorSettings)
+    hook_modules: Sequence[str] = ()
+
+    def check(self, spec: JobSpec) -> None:
+        """Raises SpecError, which names each field, its value, and the setting that refuses it."""
+        problems = list(self._problems(spec))
+        if problems:
+            raise SpecError(problems)
+
+    def _problems(self, spec: JobSpec) -> Iterable[Problem]:
+        doors = self.doors
+        caps = (
+            ("weight", spec.weight, "max_weight", doors.max_weight),
+            ("timeout_s", spec.timeout_s, "max_timeout_s", doors.max_timeout_s),
+            ("max_attempts", spec.max_attempts, "max_attempts", doors.max_attempts),
+            ("schema_repairs", spec.schema_repairs, "max_attempts", doors.max_attempts),
+        )
+        for name, value, setting, cap in caps:
+            if value > cap:
+                yield _problem(name, value, f"the setting doors.{setting} allows {cap:g} at most")
+        if spec.priority == "urgent" and not {ANY, spec.tenant} & set(doors.urgent_tenants):
+            allowed = ", ".join(doors.urgent_tenants) or "none"
+            yield _problem(
+                "priority", spec.priority, f"the setting doors.urgent_tenants names tenants that may: {allowed}"
+            )
+        if doors.providers is not None and spec.provider not in doors.providers:
+            yield _problem("provider", spec.provider, f"the setting doors.providers allows {_listed(doors.providers)}")
+        if doors.providers is not None and not has_own_model(spec.lane):
+            yield from _fallback_problems(spec.fallback or (), doors.providers)
+        if spec.into is not None and spec.into not in doors.into:
+            yield _problem("into", spec.into, f"the setting doors.into allows {_listed(doors.into)}")
+        for name, path in (("preprocess", spec.preprocess), ("postprocess", spec.postprocess)):
+            if path is not None and not is_allowed(path, self.hook_modules):
+                yield _problem(name, path, f"the setting hook_modules allows {_listed(self.hook_modules)}")
+
+
+def _fallback_problems(models: Sequence[str], providers: Sequence[str]) -> Iterable[Problem]:
+    for model in models:
+        if may_name_a_provider(model) and provider_and_model(model, providers)[0] is None:
+            why = f"the setting doors.providers allows {_listed(providers)}; a model whose name has a slash stands behind one"
+            yield _problem("fallback", model, why)
+
+
+def _problem(name: str, value: object, why: str) -> Problem:
+    return Problem("not_allowed", f"/{name}", f"{seen(value)} is refused at this door", why)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,82 @@
+"""What a job may come to, guessed from its first documents: for people before they spend, and for its budget."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
+
+__all__ = ["CHARS_PER_TOKEN", "DEFAULT_OUTPUT_TOKENS", "MTOK", "Estimate", "Measure"]
+
+CHARS_PER_TOKEN: Final = 4.0  # as the rate limiter has it before it has learned; a test holds the two together
+DEFAULT_OUTPUT_TOKENS: Final = 256  # the same
+MEASURED: Final = 1_000  # documents that an estimate is taken from
+MEASURED_BYTES: Final = 64 * 1024 * 1024  # of them: large documents are alike sooner
+MTOK: Final = 1_000_000
+_OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_MEDIA: Final = re.compile(
+    rb'"(?:data:[\w/+.-]{1,60};base64,)?[A-Za-z0-9+/]{1000,}={0,2}"'
+)  # no text, and no tokens of one
+
+
+class Estimate(NamedTuple):
+    """Tokens of all documents."""
+
+    tokens_in: int
+    tokens_out: int
+    capped: bool  # whether every request says how long its answer may be, so that ``tokens_out`` is the most
+
+    def usd(self, prices: ModelPrices | None, *, in_batch: bool = False) -> float | None:
+        """None where the price is unknown. A long request is not known from the sum: all count as short ones."""
+        if prices is None:
+            return None
+        short = prices.model_copy(update={"long": None})
+        return short.microusd(TokensUsed(self.tokens_in, self.tokens_out), in_batch=in_batch) / MTOK
+
+
+@dataclass(slots=True)
+class Measure:
+    """Takes the measure of the first documents, and scales it to all."""
+
+    documents: int = 0
+    chars: int = 0  # bytes of requests without images and sounds
+    size: int = 0
+    tokens_out: int = 0
+    capped: bool = True
+
+    @property
+    def enough(self) -> bool:
+        return self.documents >= MEASURED or self.size >= MEASURED_BYTES
+
+    def add(self, body: bytes) -> None:
+        most = _output_asked(orjson.loads(body))
+        self.documents += 1
+        self.size += len(body)
+        self.chars += len(body) - sum(len(found[0]) for found in _MEDIA.finditer(body))
+        self.tokens_out += DEFAULT_OUTPUT_TOKENS if most is None else most
+        self.capped = self.capped and most is not None
+
+    def of(self, total: int) -> Estimate:
+        """For ``total`` documents like those."""
+        if not self.documents:
+            return Estimate(0, 0, True)
+        share = total / self.documents
+        return Estimate(round(self.chars / CHARS_PER_TOKEN * share), round(self.tokens_out * share), self.capped)
+
+    @classmethod
+    def taken(cls, bodies: Iterable[bytes]) -> Measure:
+        """Of all of them."""
+        measure = cls()
+        for body in bodies:
+            measure.add(body)
+        return measure
+
+
+def _output_asked(body: Any) -> int | None:
+    found = [body.get(name) for name in _OUTPUT_FIELDS] if isinstance(body, dict) else []
+    return next((most for most in found if isinstance(most, int)), None)

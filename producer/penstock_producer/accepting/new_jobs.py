@@ -1,0 +1,136 @@
+"""From an accepted spec and a surveyed source to the rows of a job, written in one transaction."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from penstock_ledger import Database, JobNotFound, JobStore
+from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFiles
+from penstock_producer.accepting.acceptance import check_acceptable, check_estimate
+from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.same_job import digest_of
+from penstock_producer.accepting.survey import Survey
+from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.feed.feeder_plan import plan_feeders
+from penstock_producer.feed.tracing import callers_span
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.pins import DOOR, REMOTE, STARTED_BY, SUBMITTED_BY
+from penstock_producer.refusals import refused
+from penstock_producer.settings import ProducerSettings
+
+MAX_JOB_KEY_CHARS: Final = 200
+_JOB_ID_BYTES: Final = 13  # 100 of their bits make 20 characters: none is guessed or repeated
+_JOB_ID_CHARS: Final = 20
+
+
+class NewJobs:
+    """Checks specs, and makes the jobs of one door; ``borders`` are those of a remote one."""
+
+    def __init__(self, database: Database, jobs: JobStore, settings: ProducerSettings, borders: Borders | None) -> None:
+        self._one_machine = database.is_sqlite
+        self._jobs = jobs
+        self._settings = settings
+        self._borders = borders
+
+    def accepted(self, given: JobSpec | Mapping[str, Any]) -> JobSpec:
+        """The spec, held against the provider's paths and this door's borders. Raises SpecError."""
+        spec = given if isinstance(given, JobSpec) else JobSpec.from_json(given)
+        refused_endpoint = self._settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
+        if refused_endpoint is not None:
+            raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
+        check_acceptable(spec, self._settings.prices(spec.provider))
+        if spec.output_format in ("csv", "parquet") and self._settings.results_url is None:
+            fix = "set results_url (PENSTOCK_RESULTS_URL) here and for the control processes, or leave it out: "
+            fix += "`penstock results` writes tables at any time"
+            why = f"{spec.output_format} is written where results_url says, and that is not set here"
+            raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
+        if self._borders is not None:
+            self._borders.check(spec)
+        return spec
+
+    def known(self, job_key: str | None) -> Job | None:
+        """The job that has this key already. Raises SpecError for what cannot be a key."""
+        if job_key is None:
+            return None
+        _check_key(job_key)
+        try:
+            return self._jobs.get(job_key)
+        except JobNotFound:
+            return None
+
+    def create_surveyed(
+        self,
+        spec: JobSpec,
+        found: Survey,
+        job_key: str | None,
+        keys: Iterable[bytes] = (),
+        started_by: Mapping[str, Any] | None = None,
+        taken: TakenFiles | None = None,
+    ) -> Job:
+        """Of a source that was read whole. Raises SpecError before anything is spent, JobConflict and FilesTaken."""
+        check_estimate(spec, found.estimate.usd(self._settings.prices(spec.provider).prices_of(spec.model)))
+        refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
+        plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)
+        shards = found.split_points.split(found.total, plan.feeders)
+        return self.create(
+            spec, found.pin, found.total, job_key, refusals,
+            started_by=started_by, shards=shards, keys=keys, taken=taken,
+        )  # fmt: skip
+
+    def create(
+        self,
+        spec: JobSpec,
+        pin: Mapping[str, Any],
+        total: int | None,
+        job_key: str | None,
+        refusals: Sequence[tuple[str, Any]] = (),
+        feed_kind: FeedKind = FeedKind.SOURCE,
+        started_by: Mapping[str, Any] | None = None,
+        shards: tuple[Shard, ...] = (),
+        keys: Iterable[bytes] = (),
+        taken: TakenFiles | None = None,
+    ) -> Job:
+        """The job of ``job_key`` where it is the same one. Raises SpecError, JobConflict and FilesTaken."""
+        if job_key is not None:
+            _check_key(job_key)
+        job_id = _new_job_id()
+        new = NewJob(
+            job_id=job_id,
+            job_key=job_key or job_id,
+            spec=spec.to_json(),
+            source={**pin, **self._marks(started_by)},
+            digest=digest_of(spec, pin),
+            total=total,
+            feed_kind=feed_kind,
+            shards=shards,
+            taken=taken,
+        )
+        letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
+        job, _ = self._jobs.create(new, letters, keys)
+        return job
+
+    def _marks(self, started_by: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What is kept of how the job came here."""
+        marks: dict[str, Any] = {} if self._borders is None else {DOOR: REMOTE}
+        span = callers_span()
+        if span:
+            marks[SUBMITTED_BY] = span
+        if started_by is not None:
+            marks[STARTED_BY] = dict(started_by)
+        return marks
+
+
+def _new_job_id() -> str:
+    return "job_" + base64.b32encode(secrets.token_bytes(_JOB_ID_BYTES)).decode()[:_JOB_ID_CHARS].lower()
+
+
+def _check_key(job_key: object) -> None:
+    if not isinstance(job_key, str) or not 0 < len(job_key) <= MAX_JOB_KEY_CHARS or not job_key.isprintable():
+        fix = f"give 1 to {MAX_JOB_KEY_CHARS} printable characters"
+        raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} is refused", fix)])
+    if job_key.startswith("job_"):
+        fix = "choose a key of your own: ids of jobs start like that"
+        raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} looks like a job id", fix)])

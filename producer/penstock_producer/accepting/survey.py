@@ -1,0 +1,159 @@
+"""One streaming pass over a source before anything is accepted: count, pin, bad rows, duplicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock_producer.accepting.estimates import Estimate, Measure
+from penstock_producer.errors import SourceError, TooManyBadRows
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.pins import PREPARED
+from penstock_producer.refusals import DUPLICATE
+from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place
+from penstock_producer.sources.seen_ids import Duplicate, SeenIds
+from penstock_producer.sources.split_points import SplitPoints
+from penstock_producer.tally import Tally
+
+__all__ = ["Survey", "survey"]
+
+# Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
+MAX_BAD_ROWS_HELD = 100_000
+FIRST_ROWS = 100  # when all of these lack the same column, the prompt is wrong, not the rows
+NOTHING = Estimate(0, 0, True)
+_ROWS_PER_PROGRESS = 5_000  # calls it some ten times a second
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A bad row with the document id that its dead letter will have."""
+
+    row: BadRow
+    doc_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a source holds."""
+
+    total: int  # documents and bad rows together
+    refused: Sequence[RefusedRow]  # in the order of lines
+    pin: dict[str, Any]
+    estimate: Estimate = NOTHING  # of its documents, from the first of them
+    size: int = 0  # bytes of all request bodies
+    split_points: SplitPoints = field(default_factory=SplitPoints)  # where it can be split
+
+
+class Surveyed(Protocol):
+    """A source that can be submitted."""
+
+    uri: str
+    id_field: str  # the field that names a document
+
+    @property
+    def tally(self) -> Tally: ...
+
+    def pin(self) -> dict[str, Any]: ...
+
+    def place(self, line: int) -> Place: ...
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]: ...
+
+
+def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | None = None) -> Survey:
+    """Read the whole source once, in flat memory. ``progress`` is called now and then with the number of rows read.
+
+    Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there is no row at all,
+    and whatever reading raises.
+    """
+    most = min(spec.max_bad_rows, MAX_BAD_ROWS_HELD) if isinstance(spec.max_bad_rows, int) else MAX_BAD_ROWS_HELD
+    bad: list[BadRow] = []
+    split_points = SplitPoints()
+    total = size = 0
+    next_point = 1
+    measure = Measure()
+    with SeenIds() as ids:
+        add = ids.add
+        for row in source.documents({}):
+            total += 1
+            if progress is not None and total % _ROWS_PER_PROGRESS == 0:
+                progress(total)
+            if isinstance(row, BadRow):
+                _keep(bad, row, most, source.uri)
+            else:
+                add(row.doc_id, row.line)
+                size += len(row.body)
+                if not measure.enough:
+                    measure.add(row.body)
+            if total == next_point:
+                next_point = split_points.note(total, row.cursor)
+            if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
+                _refuse_column(bad)
+        if total == 0:
+            raise SourceError("empty_source", f"{source.uri} holds no document; give a file with at least one row")
+        for duplicate in ids.duplicates():
+            _keep(bad, _duplicate(duplicate, source), most, source.uri)
+        allowed = min(spec.bad_rows_allowed(total), MAX_BAD_ROWS_HELD)
+        if len(bad) > allowed:
+            raise TooManyBadRows(source.uri, allowed, _in_order(bad), counted=len(bad), whole=True)
+        bad.sort(key=lambda row: row.line)
+        tally = source.tally
+        prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
+        estimate = measure.of(total - len(bad))
+        return Survey(total, _named(bad, ids), source.pin() | prepared, estimate, size, split_points)
+
+
+def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
+    bad.append(row)
+    if len(bad) > most:
+        raise TooManyBadRows(uri, most, _in_order(bad), counted=len(bad), whole=False)
+
+
+def _refuse_column(rows: list[BadRow]) -> None:
+    """Raises SourceError when the rows lack the same column of the prompt: the rest need not be read."""
+    first = rows[0]
+    if all((row.code, row.field) == (MISSING_FIELD, first.field) for row in rows):
+        raise SourceError(
+            "missing_column",
+            f"none of the first {len(rows)} rows has the column {first.field!r} of the prompt. {first}",
+            public=f"none of the first {len(rows)} rows has the column {first.field!r} of the prompt",
+        )
+
+
+def _in_order(bad: list[BadRow]) -> list[BadRow]:
+    return sorted(bad, key=lambda row: row.line)
+
+
+def _duplicate(duplicate: Duplicate, source: Surveyed) -> BadRow:
+    uri, line, unit = source.place(duplicate.line)
+    earlier = source.place(duplicate.first_line)
+    first = f"{earlier.unit} {earlier.line}" + ("" if earlier.uri == uri else f" of {earlier.uri}")
+    return BadRow(
+        uri,
+        duplicate.line,
+        DUPLICATE,
+        source.id_field,
+        f"The id of {unit} {line} was already used in {first}; the first one counts.",
+        repr(duplicate.doc_id),
+        "give every row an id of its own",
+        None,
+        {},
+        line_in_file=line,
+        unit=unit,
+    )
+
+
+def _named(bad: list[BadRow], ids: SeenIds) -> list[RefusedRow]:
+    """Give each refused row an id that no document has: its own when it is free, else `line-<n>` (`row-<n>`, `file-<n>`)."""
+    taken: set[str] = set()
+    refusals = []
+    for row in bad:
+        doc_id = row.doc_id if row.doc_id is not None else f"{row.unit}-{row.line}"
+        if doc_id in taken or doc_id in ids:
+            doc_id = f"{row.unit}-{row.line}"
+        while doc_id in taken or doc_id in ids:
+            doc_id += "~"  # a document that is really called line-7
+        taken.add(doc_id)
+        refusals.append(RefusedRow(row, doc_id))
+    return refusals

@@ -1,0 +1,44 @@
+"""What of a pin is content, and the names in it that are not: how, when, through which door and for whom a source was read.
+
+A pin is what the ledger keeps of a job's source. By its content the same submit is known again, wherever the file lies by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = [
+    "DOOR",
+    "FILES",
+    "MEDIA_NEWEST",
+    "MEMBERS",
+    "NEWEST",
+    "PREPARED",
+    "REMOTE",
+    "SEGMENTS",
+    "STARTED_BY",
+    "SUBMITTED_BY",
+    "content_of",
+]
+
+DOOR: Final = "door"  # the kind of door that the job came through, where it is not a trusted one
+REMOTE: Final = "remote"  # a remote one: its source is read from inside `source_roots` only, at submit and ever after
+FILES: Final = "files"  # the pins of several files, whose digest is beside it
+MEDIA_NEWEST: Final = "media_newest_ns"  # when the last of the files that rows name was changed, at submit
+MEMBERS: Final = "members"  # [packed offset, plain offset] of places where reading can begin
+NEWEST: Final = "newest_ns"  # the time of the file of a folder that was changed last
+PREPARED: Final = "prepared"  # what the survey counted
+SEGMENTS: Final = "segments"  # the name before each thousand files of a folder, and their digest
+STARTED_BY: Final = "started_by"  # the schedule that the job belongs to, and the planned time
+SUBMITTED_BY: Final = "traceparent"  # the span in which it was submitted
+
+_BESIDE_CONTENT: Final = frozenset({
+    "mtime_ns", "max_line_bytes", "max_body_bytes", DOOR, FILES, MEDIA_NEWEST, MEMBERS, NEWEST, PREPARED, SEGMENTS,
+    STARTED_BY, SUBMITTED_BY,
+})  # fmt: skip
+
+
+def content_of(pin: Mapping[str, Any]) -> dict[str, Any]:
+    """What was read, not where or when. A moved or touched file is the same source, and so is one read with other limits."""
+    return {name: value for name, value in pin.items() if name not in _BESIDE_CONTENT and name != "uri"}

@@ -1,0 +1,80 @@
+"""The prices of one model, and what an answer costs by them."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Discount", "LongPrices", "ModelPrices", "TokensUsed"]
+
+# US dollars per million tokens. A price beyond the most that any model ever cost is a typing error.
+MOST_USD: Final = 100_000.0
+Usd = Annotated[float, Field(ge=0, le=MOST_USD)]
+Discount = (
+    Annotated[float, Field(ge=0, le=1)] | None
+)  # of the provider's batches: 0.5 is half the price; None = not known
+
+
+class TokensUsed(NamedTuple):
+    """By one answer."""
+
+    prompt: int = 0  # with those of the prompt cache
+    completion: int = 0  # with those of reasoning
+    cached: int = 0  # of the prompt, read from the provider's prompt cache
+    cache_written: int = 0  # of the prompt, written to it
+    reasoning: int = 0  # of the completion
+
+
+class LongPrices(BaseModel):
+    """Of requests with more than ``above`` tokens of prompt; what is left out costs as in short ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    above: Annotated[int, Field(gt=0)]
+    input: Usd | None = None
+    output: Usd | None = None
+    cached_input: Usd | None = None
+    cache_write: Usd | None = None
+
+
+class ModelPrices(BaseModel):
+    """US dollars per million tokens. What is left out costs what ``input`` or ``output`` does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: Usd
+    output: Usd = 0.0
+    cached_input: Usd | None = None
+    cache_write: Usd | None = None
+    reasoning: Usd | None = None
+    long: LongPrices | None = None
+    batch_discount: Discount = None
+    checked: datetime.date | None = None  # None: the operator's own
+    source: str = "settings"
+
+    def microusd(self, used: TokensUsed, *, in_batch: bool = False) -> int:
+        """Millionths of a dollar for one answer: dollars per million tokens times tokens is just that.
+
+        ``in_batch``: it came from a provider's batch. Where no discount is known for those, it costs the full price.
+        """
+        prices = self if self.long is None or used.prompt <= self.long.above else self._for_long(self.long)
+        cached = min(used.cached, used.prompt)
+        written = min(used.cache_written, used.prompt - cached)
+        reasoning = 0 if prices.reasoning is None else min(used.reasoning, used.completion)
+        cost = (
+            (used.prompt - cached - written) * prices.input
+            + cached * _or(prices.cached_input, prices.input)
+            + written * _or(prices.cache_write, prices.input)
+            + (used.completion - reasoning) * prices.output
+            + reasoning * _or(prices.reasoning, prices.output)
+        )
+        return round(cost * (1.0 - (self.batch_discount or 0.0) if in_batch else 1.0))
+
+    def _for_long(self, long: LongPrices) -> ModelPrices:
+        return self.model_copy(update=long.model_dump(exclude={"above"}, exclude_none=True))
+
+
+def _or(price: float | None, other: float) -> float:
+    return other if price is None else price

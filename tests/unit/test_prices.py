@@ -1,0 +1,141 @@
+"""What tokens cost: whose prices win, and what an answer costs by them."""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+from importlib.resources import files
+
+import pytest
+from pydantic import ValidationError
+
+from penstock_producer.job.provider_facts import ProviderFacts
+from penstock_producer.prices.known import known_discount, known_prices
+from penstock_producer.prices.token_prices import LongPrices, ModelPrices, TokensUsed
+from penstock_workers.item.tokens import tokens_used
+
+OPENAI = "https://api.openai.com/v1"
+PRICES = ModelPrices(input=2.0, output=8.0, cached_input=0.5, batch_discount=0.5)
+
+
+def test_cached_tokens_cost_what_they_cost_and_the_others_the_full_price() -> None:
+    """1,000,000 tokens of prompt of which 400,000 were cached, and 100,000 of completion."""
+    used = TokensUsed(prompt=1_000_000, completion=100_000, cached=400_000)
+    assert PRICES.microusd(used) == 600_000 * 2 + 400_000 * 0.5 + 100_000 * 8
+
+
+def test_a_batch_costs_half() -> None:
+    """The discount holds for tokens of every kind."""
+    used = TokensUsed(prompt=1_000, completion=100, cached=400)
+    assert PRICES.microusd(used, in_batch=True) * 2 == PRICES.microusd(used)
+
+
+def test_a_batch_without_a_known_discount_costs_the_full_price() -> None:
+    """A budget must not believe in a discount that was not stated."""
+    prices = PRICES.model_copy(update={"batch_discount": None})
+    used = TokensUsed(1_000, 100)
+    assert prices.microusd(used, in_batch=True) == prices.microusd(used)
+
+
+def test_writes_of_the_cache_and_reasoning_have_prices_of_their_own() -> None:
+    """What a row leaves out costs what input and output do."""
+    prices = ModelPrices(input=3.0, output=15.0, cached_input=0.3, cache_write=3.75)
+    used = TokensUsed(prompt=1_000, completion=200, cached=300, cache_written=500, reasoning=150)
+    assert prices.microusd(used) == round(200 * 3 + 300 * 0.3 + 500 * 3.75 + 200 * 15)
+    dearer = prices.model_copy(update={"reasoning": 20.0})
+    assert dearer.microusd(used) - prices.microusd(used) == 150 * 5
+
+
+def test_a_long_prompt_costs_the_prices_of_long_ones() -> None:
+    """At the border a request is still a short one; what the long row leaves out stays as it is."""
+    prices = ModelPrices(input=1.0, output=2.0, long=LongPrices(above=1_000, input=4.0))
+    assert prices.microusd(TokensUsed(1_000, 10)) == 1_020
+    assert prices.microusd(TokensUsed(1_001, 10)) == 4_024
+
+
+def test_an_answer_that_says_more_cached_than_asked_costs_no_less_than_nothing() -> None:
+    """What servers say of their tokens is not to be trusted."""
+    assert PRICES.microusd(TokensUsed(prompt=10, completion=0, cached=1_000_000, cache_written=1_000_000)) == 5
+
+
+def test_the_table_knows_a_model_at_its_providers_address_and_not_elsewhere() -> None:
+    """A server of one's own with a model of the same name costs nothing that a provider asks."""
+    known = known_prices(OPENAI, "gpt-4o-mini-2024-07-18")
+    assert known is not None
+    assert (known.input, known.cached_input, known.output, known.batch_discount) == (0.15, 0.075, 0.6, 0.5)
+    assert known_prices("http://127.0.0.1:8000/v1", "gpt-4o-mini") is None
+    assert known_prices("https://api.openai.com.example.org/v1", "gpt-4o-mini") is None
+    assert known_prices("http://[::bad", "gpt-4o-mini") is None
+
+
+def test_a_name_that_only_begins_like_a_known_one_is_unknown() -> None:
+    """A new model must not cost what an old one did."""
+    assert known_prices(OPENAI, "gpt-4o-mini-2") is None
+    assert known_prices("https://api.anthropic.com/v1", "claude-opus-5-5") is None
+
+
+def test_a_release_with_a_price_of_its_own_has_it() -> None:
+    """The date at a model's end is looked past only where the full name has no row."""
+    first, later = known_prices(OPENAI, "gpt-4o-2024-05-13"), known_prices(OPENAI, "gpt-4o-2024-08-06")
+    assert first is not None
+    assert later is not None
+    assert (first.input, later.input) == (5.0, 2.5)
+
+
+def test_settings_win_over_the_table_and_a_model_over_all_models() -> None:
+    """In this order: the operator's for the model, the operator's for all, the table."""
+    own = ModelPrices(input=9.0, output=9.0)
+    facts = ProviderFacts(base_url=OPENAI, usd_per_mtok_in=1.0, usd_per_mtok_out=2.0, prices={"gpt-4o": own})
+    assert facts.prices_of("gpt-4o-2024-08-06", "gpt-4o") == own
+    of_all = facts.prices_of("gpt-4o-mini")
+    assert of_all is not None
+    assert (of_all.input, of_all.output, of_all.batch_discount) == (1.0, 2.0, 0.5)
+    known = ProviderFacts(base_url=OPENAI).prices_of(None, "gpt-4o-mini")
+    assert known is not None
+    assert known.checked is not None
+    assert ProviderFacts(base_url=OPENAI).prices_of("a-model-of-tomorrow") is None
+    assert ProviderFacts().prices_of("gpt-4o-mini") is None
+
+
+def test_a_price_that_is_no_price_is_refused() -> None:
+    """Negative, endless and absurd ones, and misspelt fields."""
+    for wrong in ({"input": -1}, {"input": "free"}, {"input": 1e9}, {"inputs": 1, "input": 1}, {"input": float("inf")}):
+        with pytest.raises(ValidationError):
+            ModelPrices.model_validate(wrong)
+
+
+def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> None:
+    """No model has two prices at one address, no date lies ahead of the table's release, and no discount is missing its date."""
+    raw = tomllib.loads(files("penstock_producer.prices").joinpath("prices.toml").read_text("utf-8"))
+    assert len(raw) >= 6
+    for provider in raw.values():
+        assert provider["source"].startswith("https://")
+        names = [name for row in provider["prices"] for name in row["models"]]
+        assert len(names) == len(set(names))
+        assert all(row["checked"] <= datetime.date(2026, 11, 22) for row in provider["prices"])
+        if "batches" in provider:
+            assert known_discount(f"https://{provider['hosts'][0]}/v1") == provider["batches"]["discount"]
+            assert provider["batches"]["checked"] <= datetime.date(2026, 11, 22)
+        for name in names:
+            assert known_prices(f"https://{provider['hosts'][0]}/v1", name) is not None
+
+
+@pytest.mark.parametrize(
+    ("usage", "used"),
+    [
+        ({"prompt_tokens": 9, "completion_tokens": 3}, TokensUsed(9, 3)),
+        ({"prompt_tokens_details": {"cached_tokens": 4}}, TokensUsed(9, 3, cached=4)),
+        ({"input_tokens_details": {"cached_tokens": 4}}, TokensUsed(9, 3, cached=4)),
+        ({"completion_tokens_details": {"reasoning_tokens": 2}}, TokensUsed(9, 3, reasoning=2)),
+        ({"prompt_tokens_details": {"cached_tokens": -4}}, TokensUsed(9, 3)),
+        ({"prompt_tokens_details": {"cached_tokens": True}}, TokensUsed(9, 3)),
+        ({"prompt_tokens_details": "many"}, TokensUsed(9, 3)),
+        (
+            {"input_tokens": 9, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 20},
+            TokensUsed(129, 3, cached=100, cache_written=20),
+        ),
+    ],
+)
+def test_tokens_of_every_kind_are_read_from_what_a_provider_reports(usage: dict[str, object], used: TokensUsed) -> None:
+    """OpenAI's two APIs and Anthropic's; what makes no sense counts as none."""
+    assert tokens_used(usage, 9, 3) == used

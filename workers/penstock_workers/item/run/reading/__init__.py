@@ -1,0 +1,1 @@
+"""What an item cannot go on without: its job and its body."""

@@ -1,0 +1,90 @@
+"""The jobs whose items a worker tries: each is read once from the ledger and kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator
+
+from penstock_ledger import JobNotFound, JobStore, buckets_for
+from penstock_producer.job.fallback import provider_and_model
+from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.spec import JobSpec
+from penstock_ratelimit import Flow, Priority
+from penstock_workers.errors import EndpointRefused, PricesMissing
+from penstock_workers.item.attempt import JobView
+from penstock_workers.item.same_request import policy_of
+from penstock_workers.settings import ProviderSettings, WorkerSettings
+
+JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
+
+Reader = Callable[[str], JobView]
+
+
+class JobBook:
+    """A bounded cache of job views. Specs are immutable once accepted, so an entry never goes stale."""
+
+    def __init__(self, read: Reader) -> None:
+        self._read = read
+        self._views: OrderedDict[str, asyncio.Future[JobView]] = OrderedDict()
+
+    def known(self, job_id: str) -> JobView | None:
+        """The view if it is here already: the path that nearly every item takes, without a task switch."""
+        future = self._views.get(job_id)
+        return future.result() if future is not None and future.done() and future.exception() is None else None
+
+    async def get(self, job_id: str) -> JobView:
+        """Raises JobNotFound, UnknownProvider, EndpointRefused, PricesMissing or what the database raises. A failure is not
+        remembered."""
+        future = self._views.get(job_id)
+        if future is None:
+            future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id))
+            self._views[job_id] = future
+            if len(self._views) > JOBS_KEPT:
+                self._views.popitem(last=False)
+        try:
+            return await asyncio.shield(future)
+        except Exception:
+            self._views.pop(job_id, None)
+            raise
+
+
+def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
+    """Reads a job from the ledger into what workers keep of it."""
+
+    def read(job_id: str) -> JobView:
+        job = jobs.get(job_id)
+        if job.job_id != job_id:  # a key of a job: items name jobs by their ids, under which they are settled
+            raise JobNotFound(job_id)
+        spec = JobSpec.accepted(job.spec)
+        flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
+        view = None
+        for one in reversed([*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]):
+            view = JobView(job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, fallback=view)
+        reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
+        return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view)
+
+    return read
+
+
+def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
+    """The spec as each fallback model is asked."""
+    for name in spec.fallback or ():
+        provider, model = provider_and_model(name, providers)
+        yield spec.model_copy(update={"model": model, "provider": provider or spec.provider})
+
+
+def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
+    """Raises UnknownProvider, PricesMissing and EndpointRefused."""
+    provider = settings.provider(spec.provider)
+    if spec.budget_usd is not None and not has_own_model(spec.lane) and provider.prices_of(spec.model) is None:
+        raise PricesMissing(spec.provider, spec.model, spec.budget_usd)
+    refused = settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
+    if refused is not None:  # the key of the fleet would go there
+        raise EndpointRefused(refused)
+    return provider
+
+
+def flow_of(job_id: str, spec: JobSpec) -> Flow:
+    """Where the items of a job stand in the lines of a worker. Jobs without a tenant are those of one tenant."""
+    return Flow(spec.tenant or "", job_id, spec.weight, Priority[spec.priority.upper()])

@@ -1,0 +1,40 @@
+"""How many tokens of which kind an answer took, for its price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock_producer.prices.token_prices import TokensUsed
+from penstock_ratelimit.for_penstock import MAX_TOKENS_BELIEVED
+
+_READ: Final = "cache_read_input_tokens"  # as Anthropic has them: beside `input_tokens`
+_WRITTEN: Final = "cache_creation_input_tokens"
+
+
+def tokens_used(usage: Mapping[str, Any] | None, prompt: int | None, completion: int | None) -> TokensUsed:
+    """``usage`` as the provider reported it, OpenAI's (both APIs) or Anthropic's.
+
+    OpenAI counts cached tokens among those of the prompt and names them in ``…_details``; Anthropic counts them beside it.
+    """
+    if usage is None:
+        return TokensUsed(prompt or 0, completion or 0)
+    if _READ in usage or _WRITTEN in usage:
+        read, written = believed(usage.get(_READ)) or 0, believed(usage.get(_WRITTEN)) or 0
+        fresh = believed(usage.get("input_tokens")) or 0
+        return TokensUsed(fresh + read + written, completion or 0, read, written)
+    cached = _detail(usage, "prompt_tokens_details", "input_tokens_details", "cached_tokens")
+    reasoning = _detail(usage, "completion_tokens_details", "output_tokens_details", "reasoning_tokens")
+    return TokensUsed(prompt or 0, completion or 0, cached, 0, reasoning)
+
+
+def believed(value: object) -> int | None:
+    """A number of tokens; what is missing, negative or no integer counts as unknown and never as money."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS_BELIEVED:
+        return value
+    return None
+
+
+def _detail(usage: Mapping[str, Any], of_chat: str, of_responses: str, name: str) -> int:
+    details = usage.get(of_chat, usage.get(of_responses))
+    return believed(details.get(name)) or 0 if isinstance(details, Mapping) else 0
