@@ -25,7 +25,7 @@ from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.item.run.job_code import REFUSED_ANSWER_CHARS, JobCode
-from penstock_workers.item.run.models import ModelGate
+from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.settling.records import _batch, _moved
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.turned_away import TurnedAway
@@ -68,7 +68,7 @@ class Parts:
     """What stands around a runner. ``answers`` come in their order, the last one again and again; a function is called."""
 
     job: JobView
-    models: ModelGate | None = None
+    models: ModelCheck | None = None
 
     def __init__(self, *answers: Tried | Callable[[], Tried]) -> None:
         self._answers = list(answers)
@@ -379,10 +379,10 @@ async def test_while_a_breaker_is_open_another_provider_is_asked(
     assert [sent["model"] for sent in parts.sent] == [model]
 
 
-def gate(*served: str) -> ModelGate:
+def gate(*served: str) -> ModelCheck:
     """Of a worker that serves these models. Redis is not asked: every request here names its model."""
     unused: Any = None
-    opened = ModelGate("gpu", unused, unused)
+    opened = ModelCheck("gpu", unused, unused)
     opened.open(Served(served))
     return opened
 
