@@ -17,6 +17,7 @@ import pytest_asyncio
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Request
+from penstock_workers.lanes.gpu import engine_host
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.settings import WorkerSettings
@@ -424,8 +425,11 @@ async def test_urgent_items_overtake_in_the_engine(two_places: GpuLane) -> None:
     assert order.index("urgent") < 15
 
 
-async def test_a_worker_that_cannot_build_its_engine_anew_ends(tiny_llama: Path, tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_build_its_engine_anew_ends(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine dies and its model is gone meanwhile: its item ends with that reason, and the worker asks to be replaced."""
+    monkeypatch.setattr(engine_host, "REBUILD_PAUSES_S", (0.1,) * len(engine_host.REBUILD_PAUSES_S))
     model = tmp_path / "model"
     shutil.copytree(tiny_llama, model)
     gave_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
