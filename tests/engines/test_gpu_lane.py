@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from collections.abc import AsyncIterator
 from importlib import import_module
@@ -295,7 +296,6 @@ async def test_a_start_without_the_memory_for_one_request_says_so(tiny_llama: Pa
 async def test_a_pooling_engine_embeds(tiny_bert: Path) -> None:
     """An encoder in the engine: unit vectors, as floats or base64; too long is refused or cut, as the job says."""
     import base64
-    import math
     import struct
 
     hosted = GpuLane(settings(tiny_bert, engine={"runner": "pooling", "max_model_len": 512, "dtype": "float32"}))
@@ -392,7 +392,7 @@ async def two_places(tiny_llama: Path) -> AsyncIterator[GpuLane]:
 
 
 async def test_an_item_in_the_engines_line_does_not_time_out(two_places: GpuLane) -> None:
-    """Sixty items for two places, each with less time than the line takes: all are answered, as only computing counts (H6)."""
+    """Many items for two places, each with less time than the line takes: all are answered, as only computing counts (H6)."""
     clock, body = asyncio.get_running_loop().time, json.dumps(chat(1, max_tokens=24)).encode()
 
     async def seconds(number: int, limit_s: float) -> float:
@@ -400,12 +400,12 @@ async def test_an_item_in_the_engines_line_does_not_time_out(two_places: GpuLane
         prepared = [await two_places.prepare(asked) for _ in range(number)]
         began = clock()
         answers = await asyncio.gather(*(two_places.infer(one) for one in prepared))
-        assert {type(answer) for answer in answers} == {Answer}
+        assert not [answer for answer in answers if not isinstance(answer, Answer)], limit_s
         return clock() - began
 
     usual = sorted([await seconds(2, 60.0) for _ in range(3)])[1]
-    limit_s = 8 * usual  # so much slower may a busy machine become
-    assert await seconds(60, limit_s) > limit_s, "else the test shows nothing"
+    limit_s = max(3.0, 8 * usual)  # so long may a busy machine keep one from its tokens
+    assert await seconds(2 * math.ceil(2 * limit_s / usual), limit_s) > limit_s, "else the test shows nothing"
 
 
 async def test_urgent_items_overtake_in_the_engine(two_places: GpuLane) -> None:
