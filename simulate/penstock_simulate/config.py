@@ -6,7 +6,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from penstock_simulate import checks
-from penstock_simulate.choices import CERTIFICATES, CREDIT_ERRORS, WINDOWS, Crowded, HeaderStyle, Mode, RetryStyle
+from penstock_simulate.choices import (
+    CERTIFICATES,
+    CREDIT_ERRORS,
+    WINDOWS,
+    Crowded,
+    HeaderStyle,
+    Mode,
+    RetryStyle,
+    Structured,
+)
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.hostile import chosen
 from penstock_simulate.presets import PRESETS, Metering
@@ -24,6 +33,7 @@ CHOICES = {
     "crowded": tuple(Crowded),
     "credit_error": CREDIT_ERRORS,
     "certificate": CERTIFICATES,
+    "structured": tuple(Structured),
 }
 ABOVE_0 = ("rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "depth_s", "ramp_percent", "ramp_s", "hang_s", "hostile_for_s")
 FROM_0 = (
@@ -102,6 +112,7 @@ class SimulatorConfig:
     hostile_for_s: float | None = None  # from the first call, or the last change; after that all is well again
     certificate: str | None = None  # https with a certificate of this kind, see CERTIFICATES
     authority: Path | None = None  # the file of the authority that signs certificates; made where it is missing
+    structured: str = Structured.JSON_SCHEMA.value  # what becomes of a response_format, see Structured
     api_key: str | None = None  # any other key gets 401
     seed: int = 0
     call_log: Path | None = None  # one JSON line per call, written before the answer

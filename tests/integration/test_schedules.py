@@ -369,6 +369,12 @@ def test_a_source_is_the_same_file_in_every_process(night: Night, monkeypatch: p
     monkeypatch.chdir(night.source.parent)
     assert night.add(source="tickets.jsonl").source == {"source": str(night.source)}
     assert night.add("other", source="s3://bucket/key.jsonl").source == {"source": "s3://bucket/key.jsonl"}
+    folder = night.source.parent
+    (folder / "in" / "deep").mkdir(parents=True)
+    (folder / "link").symlink_to(folder / "in" / "deep")
+    assert night.add("short", source="./in/../tickets.jsonl").source == {"source": str(night.source)}
+    through = night.add("through", source="link/../tickets.jsonl").source["source"]
+    assert through == f"{folder}/link/../tickets.jsonl", "behind a link, the parent is another folder"
 
 
 def test_a_submit_by_hand_is_not_taken_for_the_schedules_own(night: Night) -> None:

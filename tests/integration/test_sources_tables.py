@@ -241,7 +241,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"query": "SELEC id FROM docs"}, "invalid_query: the query on "),
     ({"query": "SELECT id, text FROM docs; DELETE FROM docs"}, "invalid_query"),
     ({"query": "SELECT 1 AS id, 'a' AS text) AS s; DELETE FROM docs; --"}, "invalid_query"),
-    ({"query": "DELETE FROM docs"}, "invalid_query"),
+    (
+        {"query": "DELETE FROM docs"},
+        "invalid_query: the query on .* begins with 'DELETE', and was not run, as sources are only",
+    ),
+    ({"query": "/* a */ -- b\n DROP TABLE docs"}, "invalid_query: the query on .* begins with 'DROP', and was not run"),
     ({"query": "UPDATE docs SET text = '' RETURNING id, text"}, "invalid_query"),
 ]
 

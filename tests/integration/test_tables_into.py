@@ -190,7 +190,7 @@ def test_an_own_table_gets_the_columns_that_it_has(ledger: Database, url: str, t
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        ("id TEXT PRIMARY KEY, body TEXT", "add them"),
+        ("id TEXT PRIMARY KEY, body TEXT", "has no column for what results have"),
         ("text TEXT", "'id'"),
         ("id TEXT, text TEXT", "unique constraint"),
         ("id TEXT, text TEXT, UNIQUE (id, text)", "unique constraint"),
@@ -285,6 +285,28 @@ def test_the_id_may_have_a_column_of_another_name(ledger: Database, url: str, ta
     assert rows(target, "SELECT doc, status FROM made") == [("a", "succeeded")]
     with pytest.raises(SinkUnfit, match="'status' of their own"):
         filled(ledger, job, url, "docs", "status")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            "doc VARCHAR(20), body TEXT",
+            r"has no column 'id' for the document's id \(its columns: doc, body\): name the one",
+        ),
+        (
+            "id VARCHAR(20) PRIMARY KEY, body TEXT",
+            r"has no column for what results have: add one of status, finish_reason",
+        ),
+    ],
+)
+def test_a_table_that_lacks_columns_hears_which(
+    ledger: Database, url: str, target: Engine, columns: str, message: str
+) -> None:
+    """First what is missing, then what to do; not a list of everything that there could be."""
+    change(target, f"CREATE TABLE docs ({columns})")
+    with pytest.raises(SinkUnfit, match=message):
+        filled(ledger, job_with(ledger, SPEC), url, "docs")
 
 
 def test_no_password_is_told(ledger: Database) -> None:

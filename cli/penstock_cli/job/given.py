@@ -57,8 +57,10 @@ class GivenJob:
 
     def refusal(self, error: SpecError) -> UsageProblem:
         """What is wrong with the spec, in the words of the flags and with the lines of the file."""
+        from penstock_producer.errors import listed
+
         problems = error.problems if self.file is None else self.file.placed(error.problems, typed=self.typed)
-        return UsageProblem("\n".join(map(_in_words, problems)))
+        return UsageProblem(listed(map(_in_words, problems)))
 
 
 def given_job(

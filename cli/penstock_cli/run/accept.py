@@ -91,6 +91,8 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
         return ""
     now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s}
     stored = JobSpec.accepted(job.spec)
+    if stored.response_format is None:  # accepted by a release before that option, and the same job without it
+        stored = stored.model_copy(update={"response_format": "auto"})
     same = stored.model_copy(update={**now, "over_budget": plan.spec.over_budget}) == plan.spec
     if job.state.final or stored == plan.spec or not same:
         return ""

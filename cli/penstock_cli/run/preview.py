@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock_cli.run.dry_run import estimate
-from penstock_cli.show.changes import changes, digest_of, saved_tokens
+from penstock_cli.show.changes import asked_form, changes, digest_of, saved_tokens, token_limits
 from penstock_cli.show.text import count, counted, safe, usd
 from penstock_producer.accepting.estimates import Estimate
 
@@ -105,6 +105,7 @@ def show_json(found: Looked, spec: JobSpec, shown: int) -> None:
         json.dumps({
             "requests": requests, "problems": found.problems, "rows": found.rows, "more": found.more,
             "rows_cut": found.tally.cut, "tokens_saved": saved_tokens(found.tally),
+            "response_format": list(asked_form(spec, found.documents)),
         })
     )  # fmt: skip
 
@@ -135,3 +136,5 @@ def _summary(found: Looked, spec: JobSpec) -> Iterator[str]:
         if spec.examples:
             yield f"{counted(len(spec.examples), 'example')} in each request, sha256 {digest_of(spec.examples)[:12]}"
         yield from changes(found.tally.cut, saved_tokens(found.tally))
+        yield from token_limits(spec)
+    yield from asked_form(spec, found.documents)

@@ -78,6 +78,10 @@ class Borders:
             yield from _fallback_problems(spec.fallback or (), doors.providers)
         if spec.into is not None and spec.into not in doors.into:
             yield _problem("into", spec.into, f"the setting doors.into allows {_listed(doors.into)}")
+        if spec.tokenizer is not None:
+            yield _problem(
+                "tokenizer", spec.tokenizer, "leave it out: jobs of remote doors name no files of this machine"
+            )
         for name, path in (("preprocess", spec.preprocess), ("postprocess", spec.postprocess)):
             if path is not None and not is_allowed(path, self.hook_modules):
                 yield _problem(name, path, f"the setting hook_modules allows {_listed(self.hook_modules)}")

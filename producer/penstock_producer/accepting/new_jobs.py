@@ -49,7 +49,7 @@ class NewJobs:
             raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
         if self._borders is not None:
             self._borders.check(spec)
-        return spec
+        return spec.with_pinned_tokenizer()
 
     def known(self, job_key: str | None) -> Job | None:
         """The job that has this key already. Raises SpecError for what cannot be a key."""

@@ -68,14 +68,7 @@ class JobFile:
 
     def _placed(self, problem: Problem) -> Problem:
         name = self._written.get(_field_of(problem))
-        if name is None:
-            return problem
-        rest = problem.pointer.partition("/")[2].partition("/")[2]
-        pointer = f"/{name}/{rest}" if rest else f"/{name}"
-        node, line = self._root.at(pointer)
-        return dataclasses.replace(
-            problem, pointer=pointer, place=f"{self.path} line {line}", fix=problem.fix + _hint(problem, node)
-        )
+        return problem if name is None else _in_file(_renamed(problem, name), self._root, self.path)
 
 
 def is_job_file(where: str) -> bool:
@@ -163,10 +156,21 @@ class _Reader:
         if not secrets:
             self._read_options()
         source, job = (self._text("source"), self._text("job")) if not secrets else (None, None)
-        run = None if self._problems else self._run()
+        misnamed = any(problem.pointer.startswith("/run/") for problem in self._problems)  # its values may be secrets
+        run = None if secrets or misnamed else self._run()
         if run is None or self._problems:
-            raise SpecError(self._problems)
+            raise SpecError(self._problems if secrets else self._all_problems())
         return source and self._path(source), job, self._options, run, self._root, self._written
+
+    def _all_problems(self) -> list[Problem]:
+        """Also what is wrong with the values of fields that could be read: a file is corrected once. In their order there."""
+        from penstock_producer.job.spec import JobSpec
+
+        for problem in JobSpec.field_problems(self._options):
+            name = self._written.get(_field_of(problem))
+            if name is not None:
+                self._add(_renamed(problem, name))
+        return sorted(self._problems, key=lambda one: self._root.at(one.pointer)[1])
 
     def _read_options(self) -> None:
         for name, node in self._root.value.items():
@@ -192,6 +196,8 @@ class _Reader:
                 return None
         if name in FILES:
             return self._content(name, value)
+        if name == "tokenizer" and isinstance(value, str):
+            return self._path(value)
         if name == "response_schema" and isinstance(value, str):
             if is_model_path(value):
                 return self._model(name, value)
@@ -268,9 +274,18 @@ class _Reader:
         return value if "://" in value else os.path.join(self._folder, os.path.expanduser(value))
 
     def _add(self, problem: Problem) -> None:
-        node, line = self._root.at(problem.pointer)
-        place = f"{self._shown} line {line}"
-        self._problems.append(dataclasses.replace(problem, place=place, fix=problem.fix + _hint(problem, node)))
+        self._problems.append(_in_file(problem, self._root, self._shown))
+
+
+def _renamed(problem: Problem, name: str) -> Problem:
+    """With the name that the field has in the file."""
+    rest = problem.pointer.partition("/")[2].partition("/")[2]
+    return dataclasses.replace(problem, pointer=f"/{name}/{rest}" if rest else f"/{name}")
+
+
+def _in_file(problem: Problem, root: Node, shown: str) -> Problem:
+    node, line = root.at(problem.pointer)
+    return dataclasses.replace(problem, place=f"{shown} line {line}", fix=problem.fix + _hint(problem, node))
 
 
 def _field_of(problem: Problem) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -109,6 +110,9 @@ def _whole(source: str | Path) -> str:
     if "://" in text:
         return text
     path = str(Path(text).absolute())
+    plain = os.path.normpath(path)
+    if os.path.realpath(plain) == os.path.realpath(path):  # else a `..` comes after a link, which leads elsewhere
+        path = plain
     return f"{path}/" if text.endswith("/") and path != "/" else path  # the slash says that it is a folder
 
 

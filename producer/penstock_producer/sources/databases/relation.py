@@ -27,6 +27,10 @@ _KEY_TYPES: Final = frozenset({
     "", "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz",
 })  # fmt: skip
 _END: Final = re.compile(r"[\s;]+\Z")
+_FIRST: Final = re.compile(
+    r"(?:\s|\(|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*+([A-Za-z]+)", re.DOTALL
+)  # behind comments and brackets
+_READING: Final = frozenset({"SELECT", "WITH", "VALUES", "TABLE"})
 _TYPES: Final = text("SELECT oid, typname FROM pg_type WHERE oid = ANY(CAST(:oids AS oid[]))")
 
 
@@ -68,6 +72,14 @@ def named(address: Address, spec: JobSpec) -> Named:
     query = _END.sub("", spec.query)
     if not query or "\0" in query:
         raise SourceError("invalid_query", f"the query {seen(spec.query)} is no SELECT; write one")
+    first = _FIRST.match(query)
+    if first is None or first[1].upper() not in _READING:
+        begins = seen(query if first is None else first[1])
+        why = f"begins with {begins}, and was not run, as sources are only read"
+        raise SourceError(
+            "invalid_query",
+            f"the query on {address.name} {why}; write one SELECT, such as SELECT id, text FROM tickets",  # noqa: S608  # words
+        )
     return Named(f"the query on {address.name}", None, query)
 
 

@@ -17,6 +17,7 @@ from penstock_producer.errors import seen
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import text_field
+from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.asked import Attachments, asked_of
@@ -30,6 +31,7 @@ class RowForm(Protocol):
     columns: tuple[str, ...] | None  # that every row must have; None where rows are requests of their own
     param_columns: tuple[str, ...]  # that parameters come from: a row may leave them empty
     read_columns: tuple[str, ...] | None  # that may be read, others need not be; None for all
+    media_columns: tuple[str, ...]  # of images and sounds: their values may be bytes
     tally: Tally  # of what it changed in rows
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
@@ -75,12 +77,14 @@ class BatchLines:
     columns: tuple[str, ...] | None = None
     param_columns: tuple[str, ...] = ()
     read_columns: tuple[str, ...] | None = ()
+    media_columns: tuple[str, ...] = ()
 
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
         self._max_body_bytes = max_body_bytes
         self._needs_model = not has_own_model(spec.lane)
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
+        self._asks_for_form = FIELD in self._defaults
         self._text_field = text_field(spec.endpoint)
         self.tally = Tally()
 
@@ -107,6 +111,8 @@ class BatchLines:
                 value=seen(given),
             )
         request = {**self._defaults, **given} if self._defaults else given
+        if self._asks_for_form and FIELD not in given and not CONSTRAINTS.isdisjoint(given):
+            del request[FIELD]  # the line says in another field what its answer looks like
         self._check_request(request)
         return bounded(orjson.dumps(request), self._max_body_bytes)
 
@@ -159,6 +165,7 @@ class PlainRecords:
         self._flag = "--prompt" if spec.messages_field is None else "--messages-field"
         self.columns: tuple[str, ...] | None = tuple(dict.fromkeys((spec.id_field, *self._asked.required)))
         self.param_columns: tuple[str, ...] = tuple(spec.param_fields.values())
+        self.media_columns: tuple[str, ...] = (*spec.image_fields, *spec.audio_fields)
         names = dict.fromkeys((spec.id_field, *self._asked.fields, *spec.param_fields.values()))
         self.read_columns: tuple[str, ...] | None = None if self._asked.whole_row else tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
