@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 SETTINGS_PREFIX = "PENSTOCK_"
-OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
+KEY_VARIABLES = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY", "gemini": "GEMINI_API_KEY"}
 REDIS_SERVER_VARIABLE = "PENSTOCK_REDIS_SERVER"
 PARENT_PID_VARIABLE = "PENSTOCK_PARENT_PID"  # set by the supervisor, for its own children only
 

@@ -13,6 +13,7 @@ from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     __all__: list[str]
+    from penstock_ledger.errors import BatchLost as BatchLost
     from penstock_ledger.errors import DatabaseUnavailable as DatabaseUnavailable
     from penstock_ledger.errors import DatabaseUnusable as DatabaseUnusable
     from penstock_ledger.errors import FeedLost as FeedLost
@@ -80,6 +81,12 @@ if TYPE_CHECKING:
     from penstock_ledger.model import JobState as JobState
     from penstock_ledger.model import NewJob as NewJob
     from penstock_ledger.model import Result as Result
+    from penstock_ledger.provider_batch import BatchState as BatchState
+    from penstock_ledger.provider_batch import BatchSum as BatchSum
+    from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
+    from penstock_ledger.provider_batch import ProviderBatch as ProviderBatch
+    from penstock_ledger.provider_batch import Remainder as Remainder
+    from penstock_ledger.provider_batch import Waiting as Waiting
     from penstock_ledger.schedule import CatchUp as CatchUp
     from penstock_ledger.schedule import Decision as Decision
     from penstock_ledger.schedule import Firing as Firing
@@ -95,6 +102,7 @@ if TYPE_CHECKING:
     from penstock_ledger.store_errors import in_words as in_words
     from penstock_ledger.store_errors import trouble_of as trouble_of
     from penstock_ledger.stored_values import storable as storable
+    from penstock_ledger.stores.batch_remainders import RemainderStore as RemainderStore
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
     from penstock_ledger.stores.jobs import JobStore as JobStore
@@ -102,9 +110,13 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
+    from penstock_ledger.stores.noticed import Noted as Noted
+    from penstock_ledger.stores.noticed import NoticedFile as NoticedFile
+    from penstock_ledger.stores.noticed import NoticedStore as NoticedStore
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
     from penstock_ledger.stores.provenance import MadeWith as MadeWith
     from penstock_ledger.stores.provenance import Provenance as Provenance
+    from penstock_ledger.stores.provider_batches import ProviderBatchStore as ProviderBatchStore
     from penstock_ledger.stores.purge import purge_job as purge_job
     from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
@@ -123,7 +135,7 @@ else:
             "penstock_ledger.in_redis.causes": "Cause CauseBook",
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.errors": (
-                "DatabaseUnavailable DatabaseUnusable FeedLost FilesTaken JobClosed JobConflict JobError JobNotFound "
+                "BatchLost DatabaseUnavailable DatabaseUnusable FeedLost FilesTaken JobClosed JobConflict JobError JobNotFound "
                 "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost RedisForgot "
                 "RedisUnfit ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
             ),
@@ -132,8 +144,12 @@ else:
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
+            "penstock_ledger.stores.batch_remainders": "RemainderStore",
             "penstock_ledger.stores.provenance": "MadeWith Provenance",
+            "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
+            "penstock_ledger.provider_batch": "BatchState BatchSum NewProviderBatch ProviderBatch Remainder Waiting",
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
+            "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
             "penstock_ledger.stores.purge": "purge_job",

@@ -252,6 +252,13 @@ class OutcomesHeldBack(LedgerError):
         )
 
 
+class BatchLost(LedgerError):
+    """Another process leads this provider batch now."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(f"provider batch {tag} is led by another process now: a lease ran out, or was handed over")
+
+
 class FeedLost(LedgerError):
     """Another feeder has taken the feed over, or it was rewound."""
 

@@ -9,6 +9,8 @@ from penstock_ledger.model import DeadLetter, ItemKey
 from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.rows import BadRow, Document
 
+__all__ = ["changed_since", "lost", "refused"]
+
 CANCELLED = "cancelled"
 SOURCE_LOST = "source_lost"
 DUPLICATE = "duplicate_custom_id"  # the one refusal that cannot be seen from the row alone

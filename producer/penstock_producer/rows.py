@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock_producer.tally import Tally
 
+__all__ = ["BadRow", "Document", "Source"]
+
 Cursor = dict[str, Any]
 
 MISSING_FIELD = "missing_field"  # the code of a row that lacks a column of the prompt

@@ -9,20 +9,19 @@ __all__ = ["answer_text", "sent_text"]
 
 
 def answer_text(answer: Any) -> str | None:
-    """The text of a chat completion, a completion or a response; None for other answers."""
+    """The text of a chat completion, a completion, a response or a message; None for other answers."""
     if not isinstance(answer, Mapping):
         return None
     choice = _first(answer.get("choices"))
     for text in (_at(choice.get("message"), "content"), choice.get("text"), answer.get("output_text")):
         if isinstance(text, str):
             return text
-    parts = [
-        part["text"]
-        for item in _mappings(answer.get("output"))
-        for part in _mappings(item.get("content"))
-        if isinstance(part.get("text"), str)
-    ]
-    return "".join(parts) if parts else None
+    candidate = _first(answer.get("candidates"))  # Gemini's
+    parts = [part for part in _mappings(_at(candidate.get("content"), "parts")) if not part.get("thought")]
+    for holder in (answer, *_mappings(answer.get("output"))):  # a message of Anthropic has its parts itself
+        parts += _mappings(holder.get("content"))
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    return "".join(texts) if texts else None
 
 
 def sent_text(request: Any) -> str | None:

@@ -17,6 +17,8 @@ PORT = 8399  # fixed, so that the address can be guessed; the field's own defaul
 def simulate(**given: Any) -> None:
     """A local OpenAI-compatible provider with strict limits and seeded faults. It counts every call: GET /stats.
 
+    It has the batch APIs of OpenAI, Anthropic and Gemini, too: GET /batches shows what became of each batch.
+
     While it runs, POST /control changes settings and refuses on demand: {"rpm": 600} or
     {"refuse": {"kind": "slow_down", "calls": 3}}. GET /metrics has vLLM's queue gauges.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -35,17 +36,36 @@ CHOICES = {
     "certificate": CERTIFICATES,
     "structured": tuple(Structured),
 }
-ABOVE_0 = ("rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "depth_s", "ramp_percent", "ramp_s", "hang_s", "hostile_for_s")
+ABOVE_0 = (
+    "rpm",
+    "tpm",
+    "itpm",
+    "otpm",
+    "rpd",
+    "tpd",
+    "depth_s",
+    "ramp_percent",
+    "ramp_s",
+    "hang_s",
+    "hostile_for_s",
+    "batch_window_s",
+)
 FROM_0 = (
     "latency_ms", "latency_sigma", "latency_ms_per_token", "retry_after_s", "ramp_free_rpm", "credit_usd",
-    "usd_per_mtok_in", "usd_per_mtok_out",
+    "usd_per_mtok_in", "usd_per_mtok_out", "batch_s", "batch_sigma", "batch_step_s",
 )  # fmt: skip
 WHOLE = {
     "max_concurrency": 1,
     "credit_calls": 0,
     "unset_max_tokens": 1,
     "burndown": 1,
+    "batch_enqueued_tokens": 1,
+    "batch_enqueued_requests": 1,
 }  # with the least that can be given
+SHARES = (
+    "hostile_share", "hostile_documents", "batch_stalled_share", "batch_expired_share", "batch_create_500_share",
+    "batch_upload_500_share", "batch_call_500_share", "batch_cut_share", "batch_spoilt_share",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +132,20 @@ class SimulatorConfig:
     hostile_for_s: float | None = None  # from the first call, or the last change; after that all is well again
     certificate: str | None = None  # https with a certificate of this kind, see CERTIFICATES
     authority: Path | None = None  # the file of the authority that signs certificates; made where it is missing
+    # Batches, by the clock (see batches/).
+    batch_s: float = 5.0  # from the start of a batch until its last answer, the median
+    batch_sigma: float = 0.0  # spread of the lognormal
+    batch_step_s: float = 0.2  # of validating, finalizing and cancelling, each
+    batch_window_s: float = 86_400.0  # what is not done so long after its creation expires
+    batch_stalled_share: float = 0.0  # of batches: they stand still half-way, until they expire
+    batch_expired_share: float = 0.0  # of batches: they expire half-way, when the others end
+    batch_create_500_share: float = 0.0  # of creations: they work and answer 500
+    batch_upload_500_share: float = 0.0  # of uploads: they work and answer 500
+    batch_call_500_share: float = 0.0  # of all calls of batch APIs: 500, and nothing was done
+    batch_cut_share: float = 0.0  # of downloads of results: the connection ends half-way
+    batch_spoilt_share: float = 0.0  # of lines of results: cut, under an unknown id before, or twice
+    batch_enqueued_tokens: int | None = None  # of the prompts of one model's batches that are not over
+    batch_enqueued_requests: int | None = None  # of Anthropic's batches that are not over
     structured: str = Structured.JSON_SCHEMA.value  # what becomes of a response_format, see Structured
     api_key: str | None = None  # any other key gets 401
     seed: int = 0
@@ -159,8 +193,8 @@ class SimulatorConfig:
         for name in (*self.rates(), "poison_rate"):
             checks.share(name, getattr(self, name))
         checks.share("foreign_share", self.foreign_share, below_1=True)
-        checks.share("hostile_share", self.hostile_share)
-        checks.share("hostile_documents", self.hostile_documents)
+        for name in SHARES:
+            checks.share(name, getattr(self, name))
         self._harms_no_other()
 
     def _harms_no_other(self) -> None:
@@ -172,9 +206,11 @@ class SimulatorConfig:
             raise BadSetting(f"{given} with --host {self.host}: it serves this machine only; give --host 127.0.0.1")
 
     def _rates_fit(self) -> None:
-        given = {name: getattr(self, name) for name in self.rates() if getattr(self, name)}
+        self._add_up("one call has at most one fault", self.rates())
+        self._add_up("a batch stalls or expires", ["batch_stalled_share", "batch_expired_share"])
+
+    def _add_up(self, why: str, names: Sequence[str]) -> None:
+        given = {name: getattr(self, name) for name in names if getattr(self, name)}
         if sum(given.values()) > 1 + 1e-9:
             listed = " + ".join(f"{checks.flag(name)} {rate:g}" for name, rate in given.items())
-            raise BadSetting(
-                f"{listed} add up to {sum(given.values()):g}: one call has at most one fault; keep the sum within 1"
-            )
+            raise BadSetting(f"{listed} add up to {sum(given.values()):g}: {why}; keep the sum within 1")

@@ -86,6 +86,21 @@ _HOSTILE = {
     "certificate": f"Serve https with one that is {_listed('certificate')}.",
     "authority": "The authority of the certificate, made where the file is missing: for SSL_CERT_FILE.",
 }
+_BATCHES = {
+    "batch_s": "How long a batch runs, the median.",
+    "batch_sigma": "Spread of the lognormal; 0 is none.",
+    "batch_step_s": "How long validating, finalizing and cancelling take, each.",
+    "batch_window_s": "What is not done so long after its creation expires.",
+    "batch_stalled_share": "Share of batches that stand still half-way, until they expire.",
+    "batch_expired_share": "Share of batches that expire half-way, when the others end.",
+    "batch_create_500_share": "Share of creations that work and answer 500.",
+    "batch_upload_500_share": "Share of uploads that work and answer 500.",
+    "batch_call_500_share": "Share of calls of batch APIs that get 500 and do nothing.",
+    "batch_cut_share": "Share of downloads of results whose connection ends half-way.",
+    "batch_spoilt_share": "Share of lines of results that are cut, come twice, or once more under an unknown id.",
+    "batch_enqueued_tokens": "Prompt tokens that a model's batches may have in the queue.",
+    "batch_enqueued_requests": "Requests that Anthropic's batches may have in the queue.",
+}
 FLAGS: Mapping[str, Flag] = {
     field: Flag(panel, text)
     for panel, texts in {
@@ -94,6 +109,7 @@ FLAGS: Mapping[str, Flag] = {
         "Capacity": _CAPACITY,
         "Latency": _LATENCY,
         "Faults": _FAULTS,
+        "Batches": _BATCHES,
         "Hostile answers, on this machine only": _HOSTILE,
     }.items()
     for field, text in texts.items()

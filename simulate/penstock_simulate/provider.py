@@ -10,12 +10,13 @@ from typing import Any
 
 from penstock_simulate import controls
 from penstock_simulate.answers import refusals
-from penstock_simulate.answers.calls import CHAT, Call, at_admission, unreadable
+from penstock_simulate.answers.calls import CHAT, GENERATE, MESSAGES, Call, at_admission, unreadable
 from penstock_simulate.answers.faults import document_of
 from penstock_simulate.answers.formats import refused_format
 from penstock_simulate.answers.hostility import Hostility
+from penstock_simulate.answers.prompt_cache import PromptCache
 from penstock_simulate.answers.refusals import Refusal
-from penstock_simulate.answers.replies import Replies
+from penstock_simulate.answers.replies import ANTHROPIC, GEMINI, Replies
 from penstock_simulate.book import CallBook
 from penstock_simulate.choices import Crowded, Mode, Structured
 from penstock_simulate.config import SimulatorConfig
@@ -25,7 +26,7 @@ from penstock_simulate.limits.charges import Charge
 from penstock_simulate.limits.limits import KeyLimits
 from penstock_simulate.limits.money import Wallet
 from penstock_simulate.limits.ramps import make_ramp, ramp_settings
-from penstock_simulate.reply import Manner, Reply
+from penstock_simulate.reply import Manner, Reply, Usage
 
 MODELS = ("sim-small", "sim-large", "sim-embed")  # listed; any other name works too
 
@@ -73,6 +74,19 @@ class Provider:
         running = self.book.in_flight if self._slots is None else self._slots.running(now)
         return gauges(running, 0 if self._slots is None else self._slots.waiting(now), MODELS[0])
 
+    @property
+    def config(self) -> SimulatorConfig:
+        """What is in force."""
+        return self._config
+
+    def turned_away(self, authorization: str | None, *, spends: bool) -> Refusal | None:
+        """What a call that is not inference meets: the key, the demand and, where it spends, the account."""
+        return self._wrong_key(authorization) or self._demanded() or (self._no_money() if spends else None)
+
+    def pay(self, usage: Usage, price: float) -> None:
+        """For work done, at this part of the price in real time."""
+        self._wallet.pay(usage.prompt * price, usage.completion * price)
+
     def open_call(self, endpoint: str, raw: bytes, tag: str | None, authorization: str | None) -> Call:
         """Count a call before anything else happens to it. Without a tag the body's hash names the document."""
         tag = tag or "body-" + blake2b(raw, digest_size=8).hexdigest()
@@ -94,12 +108,15 @@ class Provider:
         kind = None if refusal else self._hostility.kind(document_of(call.tag), call.number, now)
         if kind is not None:
             return self._replies.hostile(kind, call, host, self._limits.meters, now)
+        replies = self._own.get(call.endpoint, self._replies)
+        call.cache = self._cache.look(call.prefixes, now)
         charge = None if refusal else self._charge(call)
         refusal = refusal or self._too_steep(now) or self._over_limit(call, charge, now)
         if refusal is not None:
             self._limits.catch_up(now)
-            return self._replies.refuse(refusal, self._limits.meters, now)
-        return self._take_time(self._replies.work(call, self._limits.meters, now), charge, now)
+            return replies.refuse(refusal, self._limits.meters, now)
+        self._cache.use(call.prefixes, now)
+        return self._take_time(replies.work(call, self._limits.meters, now), charge, now)
 
     def close_call(self, call: Call, reply: Reply, *, unread: bool) -> None:
         self.book.left(call.tag, reply.outcome, reply.usage, ok=reply.good, unread=unread)
@@ -108,7 +125,11 @@ class Provider:
         """Everything that follows from the settings alone."""
         metering = config.metering
         self._config = config
-        self._replies = Replies(config, self._wall, lambda: f"req_{self.book.requests:016x}")
+        self._replies = Replies(config, self._wall, self._request_id)
+        self._own = {
+            endpoint: Replies(config, self._wall, self._request_id, api)
+            for endpoint, api in ((MESSAGES, ANTHROPIC), (GENERATE, GEMINI))
+        }
         self._authorization = f"Bearer {config.api_key}".encode() if config.api_key else None
         self._mode, self._unset_max_tokens = Mode(metering.charge), metering.unset_max_tokens
         self._burndown = metering.burndown
@@ -120,22 +141,22 @@ class Provider:
     def _fill(self) -> None:
         self._limits = KeyLimits(self._config)
         self._wallet = Wallet(self._config)
+        self._cache = PromptCache()
         self._ramp = make_ramp(self._config)
         self._slots = resized(None, self._config.metering)
 
+    def _request_id(self) -> str:
+        return f"req_{self.book.requests:016x}"
+
     def _turned_away(self, call: Call) -> Refusal | None:
         """What is refused before limits are asked: the key, the demand, the request, the account, the crowd."""
+        wrong = self._wrong_key(call.authorization)
         return (
-            self._wrong_key(call)
-            or self._demanded()
-            or unreadable(call)
-            or self._format(call)
-            or self._no_money()
-            or self._crowded()
+            wrong or self._demanded() or unreadable(call) or self._format(call) or self._no_money() or self._crowded()
         )
 
-    def _wrong_key(self, call: Call) -> Refusal | None:
-        if self._authorization is None or compare_digest((call.authorization or "").encode(), self._authorization):
+    def _wrong_key(self, authorization: str | None) -> Refusal | None:
+        if self._authorization is None or compare_digest((authorization or "").encode(), self._authorization):
             return None
         return refusals.wrong_key()
 

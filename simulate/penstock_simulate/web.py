@@ -6,19 +6,23 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import orjson
 from aiohttp import web
 
-from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS
+from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES
+from penstock_simulate.batches.anthropic.routes import anthropic_routes
+from penstock_simulate.batches.gemini.routes import gemini_routes
+from penstock_simulate.batches.openai.routes import openai_routes
+from penstock_simulate.batches.shop import BatchShop
 from penstock_simulate.certificates import served
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.hostile.redirects import TRAP
+from penstock_simulate.inference import generate, inference, messages
 from penstock_simulate.provider import MODELS, Provider
-from penstock_simulate.sending import delay, send
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 BACKLOG = 4096  # connections waiting to be accepted: a fleet opens all of its at once
@@ -26,12 +30,11 @@ GRACE_S = 5.0  # for calls in flight at the end
 JSON = {"Content-Type": "application/json"}
 
 PROVIDER: web.AppKey[Provider] = web.AppKey("provider", Provider)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SHOP: web.AppKey[BatchShop] = web.AppKey("shop", BatchShop)
 
 
 def make_app(config: SimulatorConfig) -> web.Application:
-    """The application; its shutdown ends hanging calls and closes the call log."""
+    """The application; its shutdown ends hanging calls, closes the call log and removes the files of batches."""
     provider, closing = Provider(config), asyncio.Event()
 
     async def ending(_: web.Application) -> None:
@@ -39,11 +42,18 @@ def make_app(config: SimulatorConfig) -> web.Application:
 
     async def ended(_: web.Application) -> None:
         provider.book.close()
+        await shop.close()
 
     app = web.Application(client_max_size=MAX_REQUEST_BYTES)
-    app[PROVIDER] = provider
+    shop = BatchShop(provider)
+    app[PROVIDER], app[SHOP] = provider, shop
     for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS):
-        app.router.add_post(endpoint, _inference(provider, endpoint, closing))
+        app.router.add_post(endpoint, inference(provider, endpoint, closing))
+    app.router.add_post(MESSAGES, messages(provider, closing))
+    app.router.add_post("/v1beta/models/{model:[^/:]+}:generateContent", generate(provider, closing))
+    app.router.add_routes([*openai_routes(shop), *anthropic_routes(shop), *gemini_routes(shop)])
+    app.router.add_get("/batches", _batches)
+    app.router.add_get("/batches/requests", _batch_requests)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/stats", _stats)
     app.router.add_get("/calls", _calls)
@@ -58,37 +68,40 @@ def make_app(config: SimulatorConfig) -> web.Application:
     return app
 
 
-def _inference(provider: Provider, endpoint: str, closing: asyncio.Event) -> Handler:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        headers = request.headers
-        tag, authorization = headers.get("X-Client-Request-Id"), headers.get("Authorization")
-        call = provider.open_call(endpoint, await request.read(), tag, authorization)
-        reply = provider.decide(call, time.monotonic(), headers.get("Host", ""))
-        await delay(request, reply, closing)
-        provider.close_call(call, reply, unread=request.transport is None or request.transport.is_closing())
-        return await send(request, reply, closing)
-
-    return answer
-
-
 async def _models(_: web.Request) -> web.Response:
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "penstock"} for name in MODELS]
     return web.Response(body=orjson.dumps({"object": "list", "data": data}), headers=JSON)
 
 
 async def _stats(request: web.Request) -> web.Response:
-    return web.Response(body=orjson.dumps(request.app[PROVIDER].stats(time.monotonic())), headers=JSON)
+    stats = request.app[PROVIDER].stats(time.monotonic()) | {"batches": request.app[SHOP].stats()}
+    return web.Response(body=orjson.dumps(stats), headers=JSON)
 
 
 async def _calls(request: web.Request) -> web.Response:
-    least = request.query.get("min_calls", "1")
+    return web.Response(body=orjson.dumps(request.app[PROVIDER].book.calls(_least(request, "min_calls"))), headers=JSON)
+
+
+async def _batches(request: web.Request) -> web.Response:
+    """The batches of all dialects, the oldest first: what became of each, and how often its results were read."""
+    return web.Response(body=orjson.dumps({"batches": request.app[SHOP].shown()}), headers=JSON)
+
+
+async def _batch_requests(request: web.Request) -> web.Response:
+    """How often each request was submitted and answered by batches."""
+    return web.Response(body=orjson.dumps(request.app[SHOP].requests(_least(request, "min_submitted"))), headers=JSON)
+
+
+def _least(request: web.Request, name: str) -> int:
+    least = request.query.get(name, "1")
     if not least.isdecimal():
-        raise web.HTTPBadRequest(text=f"min_calls: {least!r} is not a whole number")
-    return web.Response(body=orjson.dumps(request.app[PROVIDER].book.calls(int(least))), headers=JSON)
+        raise web.HTTPBadRequest(text=f"{name}: {least!r} is not a whole number")
+    return int(least)
 
 
 async def _reset(request: web.Request) -> web.Response:
     request.app[PROVIDER].reset()
+    request.app[SHOP].reset()
     return web.Response(status=204)
 
 

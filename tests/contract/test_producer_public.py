@@ -27,6 +27,7 @@ ERRORS = sorted(
     key=lambda kind: kind.__name__,
 )
 NOT_FOR_SERVICES = {
+    "BatchLost",
     "FeedLost",
     "FilesTaken",
     "RedisForgot",

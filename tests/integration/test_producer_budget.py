@@ -13,9 +13,8 @@ from penstock_cli.main import command_line
 from penstock_ledger import JobStore, open_database
 from penstock_producer import Producer, ProducerSettings, SpecError
 from penstock_producer.settings import ProviderFacts
-from penstock_workers.errors import PricesMissing, UnknownLane
+from penstock_workers.errors import PricesMissing
 from penstock_workers.item.run.reading.jobs import read_job
-from penstock_workers.lanes.registry import check_lane
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 SPEC = {"prompt": "{text}", "model": "m", "budget_usd": 2}
@@ -96,15 +95,19 @@ def test_the_command_line_refuses_a_budget_without_prices(
     assert CliRunner().invoke(command_line(), typed).output.startswith("job_")
 
 
-def test_the_lane_that_is_not_built_is_refused(producer: Producer) -> None:
-    """A job of lane batch is refused instead of waiting for ever, and so is a worker (C6, D8)."""
-    with pytest.raises(SpecError, match=r"/lane: .* not built yet"):
-        producer.open_job({"lane": "batch", "prompt": "{text}", "model": "m"})
-    with pytest.raises(UnknownLane, match="lane 'batch' is not built yet; available: api, embed, gpu"):
-        check_lane("batch")
-    refused = CliRunner().invoke(command_line(), ["worker", "--lane", "batch"])
-    assert isinstance(refused.exception, UnknownLane)
-    assert refused.exception.exit_status == 2
+@pytest.mark.parametrize(
+    ("lane", "option", "why"),
+    [
+        ("batch", {"dedup": "always"}, "every document of a batch is a request of its own"),
+        ("batch", {"fallback": ["other"]}, "tried again with its own model"),
+        ("api", {"batch_max_requests": 10}, "lane api makes no batches at a provider"),
+        ("api", {"batch_files": "delete"}, "lane api makes no batches at a provider"),
+    ],
+)
+def test_what_the_lane_cannot_do_is_refused(producer: Producer, lane: str, option: dict[str, object], why: str) -> None:
+    """Before anything is accepted: it would change nothing, and the person who asked would believe that it did."""
+    with pytest.raises(SpecError, match=why):
+        producer.open_job({"lane": lane, "prompt": "{text}", "model": "m", **option})
 
 
 def test_a_job_that_would_cost_more_than_its_budget_is_told_or_refused(

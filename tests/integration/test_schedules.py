@@ -398,3 +398,15 @@ def at_once(works: Sequence[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
+
+
+def test_schedules_are_counted_by_their_states(night: Night) -> None:
+    """Active, paused, and late once the time of one that is not paused came longer ago than a start takes."""
+    for name in ("nightly", "other", "paused"):
+        night.add(name)
+    night.schedules.pause("paused")
+    assert night.store.states(300) == {"active": 2, "late": 0, "paused": 1}
+    night.now = ONE + 299
+    assert night.store.states(300) == {"active": 2, "late": 0, "paused": 1}
+    night.now = ONE + 301
+    assert night.store.states(300) == {"active": 0, "late": 2, "paused": 1}

@@ -11,7 +11,8 @@ from job_spec_schema import PLACES, text
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
-from penstock_cli.job.given import GivenJob, given_job
+from penstock_cli.errors import UsageProblem
+from penstock_cli.job.given import FromJob, GivenJob, given_job
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.main import command_line
 from penstock_producer import JobFile, JobSpec, SpecError
@@ -301,7 +302,7 @@ def test_every_flag_has_a_field_in_the_file() -> None:
     command = typer.main.get_command(command_line()).commands["run"]  # type: ignore[attr-defined]  # it is a group
     flags = {parameter.name for parameter in command.params} - {"dry_run", "spec_file", "help"}
     schema = json_schema()["properties"]
-    assert flags == (set(schema) - {"run", "$schema", "cache", "deadline", "timeout"}) | set(
+    assert flags == (set(schema) - {"run", "$schema", "batch_poll", "cache", "deadline", "timeout"}) | set(
         schema["run"]["properties"]
     )
     assert set(RunSection.model_fields) == set(RUN_OPTIONS)
@@ -368,3 +369,37 @@ def test_options_that_do_not_fit_together_are_told_together(tmp_path: Path) -> N
     assert [word in told for word in ("3 mistakes", "needs a prompt", "it needs models", "escape_formulas")] == [
         True
     ] * 4
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("from_job: first\nsource: d.jsonl\n", "source is given, too"),
+        ("where: status=dead\nsource: d.jsonl\n", "there is no from_job that it is about"),
+        ("from_job: first\nwhere: {status: dead}\n", "give a text or a list of texts"),
+        ("from_job: 7\n", "7 is refused"),
+    ],
+)
+def test_outcomes_of_another_job_are_named_in_the_place_of_a_source(tmp_path: Path, written: str, says: str) -> None:
+    """By a key and one condition or several; what contradicts that is said with its line."""
+    path = tmp_path / "again.yaml"
+    path.write_text("from_job: first\nwhere: [status=dead, reason!=http_400]\nmodel: m\n")
+    file = JobFile.load(path)
+    assert (file.source, file.from_job, file.where) == (None, "first", ("status=dead", "reason!=http_400"))
+    path.write_text(written)
+    with pytest.raises(SpecError, match=r"again\.yaml line \d") as refused:
+        JobFile.load(path)
+    assert says in str(refused.value)
+
+
+def test_a_flag_goes_before_the_job_whose_outcomes_a_file_names(tmp_path: Path) -> None:
+    """Another job, or a source; what the file says counts where nothing is typed."""
+    path = tmp_path / "again.yaml"
+    path.write_text("from_job: first\nwhere: status=dead\n")
+    given = given_job(None, path, {}, frozenset(), {})
+    assert given.outcomes(None, None) == FromJob("first", ("status=dead",))
+    assert given.outcomes("second", ["score<1"]) == FromJob("second", ["score<1"])
+    assert given_job("d.jsonl", path, {}, frozenset(), {}).outcomes(None, None) is None
+    for source, job, where in ((None, None, None), ("d.jsonl", "first", None), ("d.jsonl", None, ["a=1"])):
+        with pytest.raises(UsageProblem, match="SOURCE"):
+            given_job(source, None, {}, frozenset(), {}).outcomes(job, where)

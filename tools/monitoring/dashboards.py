@@ -90,6 +90,8 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
               stacked=True),
         Panel("Workers of models", "By the queue of the model; items of models that no worker serves.", "short",
               ((_fleet(of.MODEL_WORKERS, "queue"), "{{queue}} workers"), (_fleet(of.UNSERVED), "{{lane}} unserved items"))),
+        Panel("Provider batches", "Batches at providers, by how far they are.", "short",
+              ((f"sum by (provider, state) ({of.PROVIDER_BATCHES}{{{LANE}}})", "{{provider}} {{state}}"),), stacked=True),
     )),
     PanelRow("What went wrong", (
         Panel("Leases", "Messages of dead workers that returned to the queue, and leases lost, per second.", "ops",
@@ -107,8 +109,9 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
         Panel("Control", "Failed rounds per second, rebuilds of Redis.", "ops",
               ((f'sum(rate({of.TICKS}{{result="failed"}}[$__rate_interval]))', "failed rounds"),
                (f"sum(increase({of.REBUILDS}[$__rate_interval]))", "rebuilds"))),
-        Panel("Schedules", "Planned times, by what came of them.", "short",
-              ((f"sum by (outcome) (increase({of.FIRINGS}[1h]))", "{{outcome}}"),)),
+        Panel("Schedules", "Planned times of the last hour, by what came of them; schedules by state.", "short",
+              ((f"sum by (outcome) (increase({of.FIRINGS}[1h]))", "{{outcome}}"),
+               (f'{_fleet(of.SCHEDULES, "state")} > 0', "schedules {{state}}"))),
         Panel("Unreadable", "Messages set aside, read by no worker.", "short", ((f"max({of.UNREADABLE})", "messages"),)),
     )),
 ))  # fmt: skip

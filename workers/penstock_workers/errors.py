@@ -32,7 +32,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError
-from penstock_producer.job.lanes import LANES
 
 __all__ = ["MissingApiKey", "PlainHttp"]
 
@@ -63,9 +62,7 @@ class UnknownLane(WorkerError):
     exit_status = EXIT_USAGE
 
     def __init__(self, lane: str, known: Collection[str]) -> None:
-        unserved = LANES[lane].unserved if lane in LANES else None
-        why = unserved or "is not available in this worker"
-        super().__init__(f"lane {lane!r} {why}; available: {', '.join(sorted(known))}")
+        super().__init__(f"lane {lane!r} is not available in this worker; available: {', '.join(sorted(known))}")
 
 
 class JobCannotRun(WorkerError):

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 from penstock_workers.errors import FailpointHit, InvalidFailpoint
 
-PLACES = ("infer", "engine", "before_commit", "after_commit", "after_settle")
+PLACES = (
+    "infer", "engine", "before_commit", "after_commit", "after_settle",
+    # of provider batches, in their order
+    "batch_packed", "batch_before_upload", "batch_after_upload", "batch_before_create", "batch_after_create", "batch_created",
+    "batch_before_ended", "batch_ended", "batch_collecting", "batch_collected", "batch_before_settled",
+)  # fmt: skip
 ACTS = ("kill", "raise", "cuda")
 
 

@@ -18,17 +18,20 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from penstock_ledger.keys import ANSWERS_MAX
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
 from penstock_producer.accepting.borders import DoorSettings
+from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
-__all__ = ["CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "ProviderSettings", "WorkerSettings", "process_name"]
+__all__ = [
+    "CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "ProviderSettings", "WorkerSettings", "process_name",
+]  # fmt: skip
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
+DEFAULT_BASE_URL = BASE_URLS["openai"]
 
 # The lane of processes that run no documents: they keep jobs moving, and take those that Celery clients send.
 CONTROL_LANE: Final = "control"
@@ -51,7 +54,6 @@ class ProviderSettings(ProviderFacts):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    kind: Literal["openai"] = "openai"  # the API; OpenAI-compatible servers all have this one
     base_url: str = DEFAULT_BASE_URL
     api_key_env: str | None = (
         None  # the NAME of the variable that holds the key: keys never travel in settings or specs
@@ -63,6 +65,9 @@ class ProviderSettings(ProviderFacts):
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
     itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
     otpm: PerMinuteLimit = None  # output tokens per minute, likewise
+    batch_enqueued_tokens: Annotated[int, Field(ge=1)] | None = (
+        None  # prompt tokens in batches at once; None = no limit
+    )
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     adaptive: bool | None = None  # find out how many requests it takes at once; None = where no limit is declared
     metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
@@ -106,6 +111,11 @@ class ProviderSettings(ProviderFacts):
             raise MissingApiKey(name, self.api_key_env)
         remember(key)
         return key
+
+    @property
+    def metering(self) -> str | None:
+        """The profile that it meters by; None = found by the host of ``base_url``."""
+        return self.profile if self.profile is not None or self.kind == "openai" else self.kind
 
     @property
     def shows_key(self) -> bool:

@@ -99,10 +99,12 @@ def _what_died(job: Job, ledger: Books) -> list[str]:
 def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     import orjson
 
+    from penstock_cli.show.batches import batches_of
     from penstock_cli.show.engines import engines_of
     from penstock_cli.show.feeders import feeders_of
     from penstock_cli.show.report import build
     from penstock_cli.watching.all_alike import advice
+    from penstock_producer.job.lanes import packs
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), str(job.spec["lane"])) if redis is not None else None
@@ -121,6 +123,8 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
         "reasons": figures.reasons,
         "last_failure": figures.cause,
     }
+    if packs(str(job.spec["lane"])):
+        extra["provider_batches"] = batches_of(ledger.provider_batches(job))
     if engines is not None:
         extra["engines"] = engines.to_json()
     return orjson.dumps(report.to_json() | extra).decode()

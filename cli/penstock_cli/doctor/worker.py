@@ -25,11 +25,11 @@ _FOR_GOOD = ("authentication failed", "does not exist")  # PostgreSQL on a login
 
 def check(settings: WorkerSettings) -> None:
     """Raises CliError for servers, UsageProblem where no database is configured, and the lane's own errors for its settings."""
-    from penstock_workers.lanes.registry import make_lane
+    from penstock_workers.lanes.registry import check_settings
     from penstock_workers.settings import CONTROL_LANE
 
     if settings.lane != CONTROL_LANE:
-        make_lane(settings)
+        check_settings(settings)
     refuse_without_database(settings)
     _answers(f"the database {without_password(settings.database_url)}", "database_url", lambda: _ask_database(settings))
     _answers(f"Redis at {without_password(settings.redis_url)}", "redis_url", lambda: _ask_redis(settings))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.pairs import parse_pairs
+from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
+from penstock_producer.job.lanes import packs
 from penstock_producer.job.options import OPTIONS, FlagForm
 
 if TYPE_CHECKING:
@@ -16,8 +18,18 @@ if TYPE_CHECKING:
     from penstock_producer.errors import Problem, SpecError
     from penstock_producer.jobfile import JobFile
 
+_ENDPOINTS = {"openai": CHAT, "anthropic": MESSAGES, "gemini": GENERATE}  # by API, where none is named
+
 JobFlags = Mapping[str, Any]
 """The job options as they were typed, or as a job spec file has them, by the spec's field; left out is None, or not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromJob:
+    """Instead of a source: the outcomes of a job."""
+
+    job: str
+    where: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +40,7 @@ class GivenJob:
     flags: JobFlags
     file: JobFile | None = None
     typed: frozenset[str] = frozenset()  # fields that flags say, which go before the file's
+    source_typed: bool = False
 
     @property
     def has_source(self) -> bool:
@@ -40,13 +53,31 @@ class GivenJob:
             return self.source_or_none
         if self.file is None:
             raise UsageProblem("name the documents: SOURCE, or a job spec file that has one")
-        raise UsageProblem(
-            f"{self.file.path} names no source; write source: FILE there, or give it with --spec: SOURCE --spec {self.file.path}"
-        )
+        raise self._no_source(self.file)
 
     def key(self, typed: str | None) -> str | None:
         """The job key; None where neither a flag nor the file names one."""
         return typed if typed is not None or self.file is None else self.file.job
+
+    @staticmethod
+    def _no_source(file: JobFile) -> UsageProblem:
+        return UsageProblem(
+            f"{file.path} names no source; write source: FILE there, or give it with --spec: SOURCE --spec {file.path}"
+        )
+
+    def outcomes(self, job: str | None, where: Sequence[str] | None, names: str = "--from-job JOB") -> FromJob | None:
+        """The job whose outcomes are read, by a flag or the file; None where a source is. What is typed goes before the file.
+
+        Raises UsageProblem for documents from nowhere, from two places, or conditions on no outcomes.
+        """
+        if job is None and not self.source_typed and self.file is not None and self.file.from_job is not None:
+            return FromJob(self.file.from_job, where or self.file.where)
+        if job is None and not self.has_source and self.file is not None:
+            raise self._no_source(self.file)
+        from_two, from_nowhere = job is not None and self.source_typed, job is None and not self.has_source
+        if from_two or from_nowhere or (where and job is None):
+            raise UsageProblem(f"give a SOURCE, or {names} with or without --where, and not both")
+        return None if job is None else FromJob(job, where or ())
 
     def of_run(self, name: str, typed: Any) -> Any:
         """A field of the file's section `run`, where no flag says otherwise."""
@@ -54,6 +85,21 @@ class GivenJob:
 
     def provider(self, typed: ProviderFlags) -> ProviderFlags:
         return replace(typed, **{one.name: self.of_run(one.name, getattr(typed, one.name)) for one in fields(typed)})
+
+    def for_api(self, api: str | None) -> GivenJob:
+        """With the endpoint that this API has, where none is named. Raises UsageProblem."""
+        if api is None:
+            return self
+        if api not in _ENDPOINTS:
+            raise UsageProblem(f"--api {api!r} is refused: the APIs are {', '.join(_ENDPOINTS)}")
+        if api == "gemini" and not packs(str(self.flags.get("lane"))):
+            raise UsageProblem(
+                "--api gemini is for the lane batch; in real time ask Gemini by OpenAI's API: "
+                "--base-url https://generativelanguage.googleapis.com/v1beta/openai"
+            )
+        if api == "openai" or self.flags.get("endpoint") is not None:
+            return self  # the lane decides
+        return replace(self, flags={**self.flags, "endpoint": _ENDPOINTS[api]})
 
     def refusal(self, error: SpecError) -> UsageProblem:
         """What is wrong with the spec, in the words of the flags and with the lines of the file."""
@@ -85,7 +131,7 @@ def given_job(
             )
         spec, source = Path(source), None
     if spec is None:
-        return GivenJob(source, said, None, typed)
+        return GivenJob(source, said, None, typed, source is not None)
     file = JobFile.load(spec)
     for field, value in file.options.items():
         if field not in typed:
@@ -93,8 +139,9 @@ def given_job(
         elif OPTIONS[field].form is FlagForm.PAIRS and isinstance(value, dict):
             said[field] = value | parse_pairs(f"--{OPTIONS[field].name}", flags[field])
     return GivenJob(
-        source if source is not None else file.source, {field: said.get(field) for field in OPTIONS}, file, typed
-    )
+        source if source is not None else file.source, {field: said.get(field) for field in OPTIONS}, file, typed,
+        source is not None,
+    )  # fmt: skip
 
 
 def _text_of(flag: str, path: Path) -> str:

@@ -13,8 +13,9 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.job.pairs import parse_pairs
-from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
+from penstock_cli.settings import KEY_VARIABLES, variable_is_set
 from penstock_producer.job.durations import seconds_of
+from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.job.model_schema import ModelFault, is_model_path, schema_of_model
 from penstock_producer.job.options import OPTIONS, FlagForm, Option
@@ -134,7 +135,7 @@ def with_provider(
     from penstock_producer.job.fallback import provider_and_model
     from penstock_workers.settings import DEFAULT_PROVIDER, ProviderSettings
 
-    given = {field: value for field, value in asdict(flags).items() if value is not None}
+    given = {_FIELDS.get(flag, flag): value for flag, value in asdict(flags).items() if value is not None}
     if name not in settings.providers and name != DEFAULT_PROVIDER and flags.base_url is None:
         configured = ", ".join(sorted(settings.providers)) or "none"
         raise UsageProblem(
@@ -142,10 +143,19 @@ def with_provider(
             f"add [providers.{name}] there, or give its --base-url"
         )
     known = settings.providers.get(name, ProviderSettings())
-    provider = _validated(known.model_dump() | given)
+    provider = _validated(_of_its_kind(known.model_dump()) | given)
     others = {provider_and_model(one, settings.providers)[0] for one in fallback} - {None, name}
     also = {other: _with_key(settings.providers[other]) for other in sorted(filter(None, others))}
     return settings.model_copy(update={"providers": {name: _with_key(provider), **also}})
+
+
+_FIELDS = {"api": "kind"}  # of a provider's settings, where a flag has another name
+
+
+def _of_its_kind(fields: dict[str, Any]) -> dict[str, Any]:
+    """Without the address that its kind has anyway, so that another kind brings its own."""
+    is_usual = fields.get("base_url") == BASE_URLS.get(fields.get("kind", "openai"))
+    return {name: value for name, value in fields.items() if name != "base_url" or not is_usual}
 
 
 def _validated(fields: dict[str, Any]) -> ProviderSettings:
@@ -165,17 +175,16 @@ def _refusal(detail: ErrorDetails) -> str:
         return detail["msg"].removeprefix("Value error, ")
     from penstock_ledger.redaction import redact
 
-    flag = str(detail["loc"][0]).replace("_", "-")
+    field = str(detail["loc"][0])
+    flag = {field: flag for flag, field in _FIELDS.items()}.get(field, field).replace("_", "-")
     return redact(f"--{flag} {detail['input']!r} is refused: {detail['msg'].removeprefix('Value error, ')}")
 
 
 def _with_key(provider: ProviderSettings) -> ProviderSettings:
-    """The key's variable, checked; at the default server it is the one that OpenAI's own tools read."""
-    from penstock_workers.settings import DEFAULT_BASE_URL
-
+    """The key's variable, checked; at its kind's own server it is the one that the provider's own tools read."""
     variable = provider.api_key_env
-    if variable is None and provider.base_url == DEFAULT_BASE_URL:
-        variable = OPENAI_KEY_VARIABLE
+    if variable is None and provider.base_url == BASE_URLS[provider.kind]:
+        variable = KEY_VARIABLES[provider.kind]
     if variable is not None and not variable_is_set(variable):
         raise UsageProblem(
             f"the API key for {provider.base_url} is read from the variable {variable}, which is not set: "

@@ -63,7 +63,12 @@ class Fleet:
         if settings.broker_url is not None:
             progress.say("broker_url is for fleets: this job goes through a Redis of its own")
         self._settings = settings.model_copy(
-            update={"database_url": state.database_url, "control": False, "broker_url": None}
+            update={
+                "database_url": state.database_url,
+                "control": False,
+                "broker_url": None,
+                **_kept_beside(settings, state),
+            }
         )
         self._state = state
         self._count = workers
@@ -180,6 +185,8 @@ class Fleet:
         if figures.finished > self._finished_before:
             self._failing = None
             return None
+        if figures.batches is not None:
+            return None  # the figures say how far its batches are
         self._failing = figures.cause
         if figures.engines is not None and figures.engines.loading is not None:
             return Wait("the model loads; the first documents follow", figures.engines.loading)
@@ -317,6 +324,12 @@ class Fleet:
             depth = self._books.redis.depth(queue_name(self._settings.lane))
             return depth.unacked - depth.relayed
         return None
+
+
+def _kept_beside(settings: WorkerSettings, state: StateFolder) -> dict[str, Any]:
+    """What the lane's workers keep on this machine lies in the job's folder."""
+    own = settings.of_lane(settings.lane)
+    return {} if own is None else {settings.lane: own.kept_in(state.root)}
 
 
 @contextlib.contextmanager

@@ -61,6 +61,7 @@ class JobFigures:
     delayed: int = 0
     workers: int = 0
     engines: Engines | None = None  # of the job's lane; None where none reports
+    batches: str | None = None  # where its documents go in batches: how far they are
     seconds: float = 0.0
     per_second: float = 0.0
     reasons: tuple[str, ...] = ()  # what keeps the job from going faster, or at all

@@ -235,6 +235,8 @@ def _speed(figures: JobFigures) -> str:
 
 
 def _traffic(figures: JobFigures) -> list[str]:
+    if figures.batches is not None:
+        return [figures.batches]
     return [
         f"claimed {count(figures.claimed)}",
         f"queued {count(figures.queued)}",

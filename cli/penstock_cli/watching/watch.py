@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
+from penstock_cli.show.batches import batches_line
 from penstock_cli.show.engines import engines_of
 from penstock_cli.show.figures import MICRO, Counter, JobFigures, Speed, retried_by_reason
 from penstock_cli.show.quota import QuotaSeen, lift_command, troubles
 from penstock_cli.show.reasons import bound, cause_line, in_hooks, latest_cause, unserved, unserved_model
 from penstock_cli.watching.all_alike import so_far
 from penstock_producer.feed.queues import queue_name
-from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.lanes import has_own_model, packs
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
 STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
@@ -72,10 +73,16 @@ class Watch:
             delayed=depth.delayed if depth else 0,
             workers=workers if workers is not None else len(seen),
             engines=engines_of(seen, str(self.job.spec["lane"])),
+            batches=self._batches(),
             **self._reasons(seen, counts, served=workers is not None),
             seconds=self._seconds(),
             per_second=self._speed.update(time.monotonic(), succeeded + dead),
         )
+
+    def _batches(self) -> str | None:
+        if not packs(str(self.job.spec["lane"])):
+            return None
+        return batches_line(self._books.provider_batches(self.job))
 
     def _reasons(self, seen: Sequence[WorkerSeen], counts: Counts, *, served: bool) -> _Reasons:
         """Why it is slow or stands still, looked up now and then. ``served``: the caller has workers of its own."""

@@ -102,8 +102,12 @@ api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
 {{/* Of one pool: `dict "root" $ "pool" pool`. */}}
 {{- define "penstock.poolEnv" -}}
 {{ include "penstock.storesEnv" .root }}
-{{- if eq .pool.kind "api" }}
+{{- if has .pool.kind (list "api" "batch") }}
 {{- include "penstock.providerKeysEnv" .root }}
+{{- end }}
+{{- if eq .pool.kind "batch" }}
+- name: PENSTOCK_BATCH__FOLDER
+  value: /tmp/batches
 {{- end }}
 - name: PENSTOCK_METRICS_HOST
   value: "0.0.0.0"

@@ -86,10 +86,10 @@
 {{- if not $pools }}
 - no pool is enabled; set workerPools.api.enabled=true
 {{- end }}
-{{- if and (has "api" $kinds) (not .Values.providers) }}
+{{- if and (or (has "api" $kinds) (has "batch" $kinds)) (not .Values.providers) }}
 - api pools have no provider to call; set providers.<name>.base_url and providers.<name>.apiKey, or workerPools.api.enabled=false
 {{- end }}
-{{- if and (has "api" $kinds) .Values.networkPolicy.enabled (eq .Values.networkPolicy.egress.providers.mode "cidrs") (not .Values.networkPolicy.egress.providers.cidrs) }}
+{{- if and (or (has "api" $kinds) (has "batch" $kinds)) .Values.networkPolicy.enabled (eq .Values.networkPolicy.egress.providers.mode "cidrs") (not .Values.networkPolicy.egress.providers.cidrs) }}
 - networkPolicy.egress.providers.mode is cidrs and there are none: no provider could be reached; set networkPolicy.egress.providers.cidrs
 {{- end }}
 {{- if hasKey $pools "flower" }}

@@ -1,7 +1,7 @@
 {{/* The pod of one pool: `dict "root" $ "pool" pool`. */}}
 
 {{- define "penstock.workerImages" -}}
-{{- $ours := or (or (eq .pool.kind "api") (eq .pool.kind "control")) .pool.sidecar -}}
+{{- $ours := or (has .pool.kind (list "api" "batch" "control")) .pool.sidecar -}}
 {{- $engine := ternary .root.Values.embedImage .root.Values.gpuImage (eq .pool.kind "embed") -}}
 {{- $image := deepCopy (ternary .root.Values.image $engine $ours) -}}
 {{- include "penstock.overlay" (dict "into" $image "from" .pool.image) -}}
@@ -63,7 +63,7 @@ livenessProbe:
   volumeMounts:
     - {name: config, mountPath: /etc/penstock, readOnly: true}
     - {name: run, mountPath: /run/penstock}
-    {{- if or .pool.sidecar (has .pool.kind (list "api" "control")) }}
+    {{- if or .pool.sidecar (has .pool.kind (list "api" "batch" "control")) }}
     - {name: tmp, mountPath: /tmp}
     {{- else }}
     {{- include "penstock.engineMounts" .pool | trim | nindent 4 }}
@@ -75,7 +75,7 @@ livenessProbe:
 
 {{/* GPUs belong to the container that hosts the engine. */}}
 {{- define "penstock.workerResources" -}}
-{{- if or .sidecar (has .kind (list "api" "control")) -}}
+{{- if or .sidecar (has .kind (list "api" "batch" "control")) -}}
 {{- toYaml .resources -}}
 {{- else -}}
 {{- include "penstock.engineResources" (dict "pool" . "resources" (ternary .vllm.resources .resources (eq .kind "gpu"))) -}}

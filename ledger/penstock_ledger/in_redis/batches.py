@@ -127,6 +127,7 @@ class SettleBatch:
     released: Sequence[ItemKey] = ()  # begun, and given back before a request was sent
     crashed: Sequence[SettledCrash] = ()
     asked_again: Sequence[AskedAgain] = ()
+    tried_again: Sequence[SettledCrash] = ()  # items of which SQL knows that there will be another try
 
 
 class SettleReport(NamedTuple):

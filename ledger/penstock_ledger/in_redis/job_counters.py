@@ -50,6 +50,15 @@ def count_asked_again(client: Any, asked: Sequence[AskedAgain]) -> None:
     _add(client, counts)
 
 
+def count_tried_again(client: Any, tried: Sequence[SettledCrash]) -> None:
+    """What these tries used up is counted with the outcome."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for key, reason in tried:
+        counts[_name(key.job_id), "retries"] += 1
+        counts[_name(key.job_id), f"{keys.RETRIED}{reason}"] += 1
+    _add(client, counts)
+
+
 def _add(client: Any, counts: Mapping[tuple[str, str], int]) -> None:
     for (name, field), count in counts.items():
         if count:

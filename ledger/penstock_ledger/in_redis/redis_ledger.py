@@ -103,6 +103,7 @@ class RedisLedger:
                 delayed += self._scripts.put_off(chunk.retries, chunk.released)
         job_counters.count_crashed(self._client, batch.crashed)
         job_counters.count_asked_again(self._client, batch.asked_again)
+        job_counters.count_tried_again(self._client, batch.tried_again)
         return SettleReport(new, delayed)
 
     def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0007"  # the newest migration; revisions sort by their number
+HEAD: Final = "0009"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -233,4 +233,75 @@ taken_files = Table(
     Column("schedule_id", Id, nullable=False),
     Column("file", LargeBinary, nullable=False),
     PrimaryKeyConstraint("schedule_id", "file", name="taken_files_pkey"),
+)
+
+# One batch at a provider, of the `batch` lane: its journal. Rows with a cursor were packed from the source between two cursors
+# of it, of one model; those without were packed from batch_remainders.
+provider_batches = Table(
+    "provider_batches",
+    metadata,
+    Column("tag", Id, primary_key=True),  # our own name of it, which goes to the provider with it
+    Column("job_id", Id, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("provider", Words, nullable=False),
+    Column("kind", Words, nullable=False),
+    Column("model", Words),
+    Column("endpoint", Words, nullable=False),
+    Column("state", Words, nullable=False),  # packed, uploaded, created, ended, collected, settled
+    Column("cursor_before", Words),
+    Column("cursor_behind", Words),
+    Column("requests", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),  # bytes of the packed file
+    Column("tokens", BigInteger, nullable=False),  # of its prompts, as estimated
+    Column("file_id", Words),
+    Column("remote_id", Words),  # the provider's own name of it
+    Column("status", Words),  # in the provider's words
+    Column("succeeded", BigInteger),  # NULL: the provider does not tell
+    Column("failed", BigInteger),
+    Column("why", Words),  # what it waits for, or why it gave no answers
+    Column("packed_at", Double, nullable=False),
+    Column("uploading_at", Double),  # written before the call, as creating_at is
+    Column("uploaded_at", Double),
+    Column("creating_at", Double),
+    Column("created_at", Double),
+    Column("ended_at", Double),
+    Column("collected_at", Double),
+    Column("settled_at", Double),
+    Column("fence", BigInteger, nullable=False),
+    Column("owner", Words),
+    Column("lease_until", Double),  # on the database server's clock
+    Index("provider_batches_state", "state"),
+    Index("provider_batches_job", "job_id", "packed_at"),
+)
+
+# Documents that a provider batch has left without an outcome: they go into a later one. `tag` names the batch that has them
+# now, NULL where they wait. A row goes in the transaction that writes the document's outcome.
+batch_remainders = Table(
+    "batch_remainders",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("doc_id", Id, nullable=False),
+    Column("position", Words, nullable=False),  # where the source has it
+    Column("tag", Id),
+    Column("attempts", Integer, nullable=False),  # that counted
+    Column("calls", Integer, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cost_microusd", BigInteger, nullable=False),
+    Column("reason", Words, nullable=False),
+    Column("since", Double, nullable=False),
+    PrimaryKeyConstraint("job_id", "generation", "doc_id", name="batch_remainders_pkey"),
+    Index("batch_remainders_tag", "tag"),
+)
+
+# Files that notifications have named, until a job takes them: 16 bytes of a hash of the name, which may be long.
+noticed_files = Table(
+    "noticed_files",
+    metadata,
+    Column("schedule_id", Id, nullable=False),
+    Column("file", LargeBinary, nullable=False),
+    Column("name", Words, nullable=False),
+    Column("noticed_at", Double, nullable=False),
+    PrimaryKeyConstraint("schedule_id", "file", name="noticed_files_pkey"),
 )

@@ -6,7 +6,7 @@ nothing, but sees to what was fed and ends the job. The transaction that ends th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -96,8 +96,19 @@ class FeedStore:
         leases, name = _named(feed)
         self._db.write(lambda connection: leases.release(connection, name, owner, feed.fence))
 
-    def advance_feed(self, feed: Feed, owner: str, *, cursor: dict[str, Any], exhausted: bool) -> None:
-        """Make the reading position durable. Raises FeedLost when another feeder took over, or the feed was rewound."""
+    def advance_feed(
+        self,
+        feed: Feed,
+        owner: str,
+        *,
+        cursor: dict[str, Any],
+        exhausted: bool,
+        also: Callable[[Connection], None] | None = None,
+    ) -> None:
+        """Make the reading position durable. Raises FeedLost when another feeder took over, or the feed was rewound.
+
+        ``also`` writes what belongs to it, in the same transaction.
+        """
         leases, name = _named(feed)
         to = Moved(owner, feed.fence, json_text(cursor), exhausted)
 
@@ -108,6 +119,8 @@ class FeedStore:
                 connection.execute(_LOCK_FEED, its_feed)  # of two shards that end at once, the second sees both
             if not leases.advance(connection, name, to):
                 return False
+            if also is not None:
+                also(connection)
             if ends_feed and not connection.execute(_UNREAD, its_feed).scalar_one():
                 connection.execute(_END_FEED, its_feed)
             return True

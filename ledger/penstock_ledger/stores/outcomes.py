@@ -46,17 +46,33 @@ class OutcomeStore:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def settle(self, results: Sequence[Result], letters: Sequence[DeadLetter]) -> set[ItemKey]:
+    def settle(
+        self,
+        results: Sequence[Result],
+        letters: Sequence[DeadLetter],
+        *,
+        also: Callable[[Connection], None] | None = None,
+    ) -> set[ItemKey]:
         """Make outcomes durable in one transaction; returns the keys that were settled before (the losers).
 
-        When one key comes twice in a call, the first one counts, and results come before letters.
+        When one key comes twice in a call, the first one counts, and results come before letters. ``also`` writes what
+        belongs to them, in the same transaction and after them.
         """
         now = time.time()
         rows: dict[tuple[Any, ...], OutcomeRow] = {}
         for row in (*(result_row(one, now) for one in results), *(letter_row(one, now) for one in letters)):
             rows.setdefault(row[:KEY_COLUMNS], row)
         ordered = [rows[key] for key in sorted(rows)]
-        return self._db.write(lambda connection: insert_outcomes(connection, ordered)) if ordered else set()
+        if not ordered and also is None:
+            return set()
+
+        def write(connection: Connection) -> set[ItemKey]:
+            losers = insert_outcomes(connection, ordered)
+            if also is not None:
+                also(connection)
+            return losers
+
+        return self._db.write(write)
 
     def terminal(self, keys: Iterable[ItemKey]) -> set[ItemKey]:
         """Those of ``keys`` that have an outcome, visible or superseded."""

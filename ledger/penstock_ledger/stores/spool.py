@@ -49,13 +49,7 @@ class Spool:
 
     def mark_fed(self, job_id: str, seqs: Iterable[int]) -> None:
         wanted = list(seqs)
-        fed = update(spool).where(spool.c.job_id == job_id).values(fed=True)
-
-        def mark(connection: Connection) -> None:
-            for start in range(0, len(wanted), STATEMENT_MAX):
-                connection.execute(fed.where(spool.c.seq.in_(wanted[start : start + STATEMENT_MAX])))
-
-        self._db.write(mark)
+        self._db.write(lambda connection: mark_fed(connection, job_id, wanted))
 
     def fetch(self, job_id: str, seq: int) -> SpoolRow | None:
         """One document by its number; None when there is none."""
@@ -77,6 +71,13 @@ class Spool:
             return 0, []
         new: int = connection.execute(dialect.insert(spool).on_conflict_do_nothing(), rows).rowcount
         return new, _different(connection, job_id, docs) if new < len(rows) else []
+
+
+def mark_fed(connection: Connection, job_id: str, seqs: Sequence[int]) -> None:
+    """As part of a larger transaction."""
+    fed = update(spool).where(spool.c.job_id == job_id).values(fed=True)
+    for start in range(0, len(seqs), STATEMENT_MAX):
+        connection.execute(fed.where(spool.c.seq.in_(seqs[start : start + STATEMENT_MAX])))
 
 
 def _distinct(docs: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], dict[str, None]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 
 from penstock_producer.errors import Problem, SpecError
-from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model
+from penstock_producer.job.lanes import BATCH_LANE, DEFAULT_LANE, LANES, has_own_model, packs
+from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 
@@ -19,11 +20,7 @@ log = logging.getLogger(__name__)
 
 def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
     """``provider`` is the job's. Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
-    unserved = LANES[spec.lane].unserved
-    if unserved is not None:
-        fix = f'use lane "{DEFAULT_LANE}" until it is'
-        why = f"lane {spec.lane} {unserved}, and its jobs would wait for ever"
-        raise SpecError([Problem("invalid_value", "/lane", why, fix)])
+    _check_batch_options(spec)
     if spec.embedding_dtype is not None and not LANES[spec.lane].makes_vectors:
         fix = "leave it out; a provider may have a parameter of its own, such as --param output_dtype=int8"
         why = f"lane {spec.lane} stores vectors as they come"
@@ -76,3 +73,29 @@ def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
             "`penstock run`",
         )
     ])  # fmt: skip
+
+
+_NOT_IN_BATCHES = {
+    "preprocess": "requests go into batches as they are",
+    "fallback": "what a batch refuses is tried again with its own model",
+    "dedup": "every document of a batch is a request of its own",
+    "cache_s": "every document of a batch is a request of its own",
+}
+_ONLY_IN_BATCHES = ("batch_max_requests", "batch_poll_s", "batch_files")
+
+
+def _check_batch_options(spec: JobSpec) -> None:
+    """Raises SpecError for what the lane cannot do, before anything is spent."""
+    problems = []
+    if packs(spec.lane):
+        given = [name for name in _NOT_IN_BATCHES if getattr(spec, name) != OPTIONS[name].default]
+        fix = f'leave it out, or use lane "{DEFAULT_LANE}"'
+        problems = [
+            Problem("invalid_value", f"/{name}", f"lane {spec.lane}: {_NOT_IN_BATCHES[name]}", fix) for name in given
+        ]
+    else:
+        given = [name for name in _ONLY_IN_BATCHES if getattr(spec, name) != OPTIONS[name].default]
+        why, fix = f"lane {spec.lane} makes no batches at a provider", f'leave it out, or use lane "{BATCH_LANE}"'
+        problems = [Problem("invalid_value", f"/{name}", why, fix) for name in given]
+    if problems:
+        raise SpecError(problems)

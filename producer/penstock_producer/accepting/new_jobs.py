@@ -16,6 +16,7 @@ from penstock_producer.accepting.survey import Survey
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import callers_span
+from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import DOOR, REMOTE, STARTED_BY, SUBMITTED_BY
 from penstock_producer.refusals import refused
@@ -38,9 +39,7 @@ class NewJobs:
     def accepted(self, given: JobSpec | Mapping[str, Any]) -> JobSpec:
         """The spec, held against the provider's paths and this door's borders. Raises SpecError."""
         spec = given if isinstance(given, JobSpec) else JobSpec.from_json(given)
-        refused_endpoint = self._settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
-        if refused_endpoint is not None:
-            raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
+        self._check_endpoint(spec)
         check_acceptable(spec, self._settings.prices(spec.provider))
         if spec.output_format in ("csv", "parquet") and self._settings.results_url is None:
             fix = "set results_url (PENSTOCK_RESULTS_URL) here and for the control processes, or leave it out: "
@@ -50,6 +49,15 @@ class NewJobs:
         if self._borders is not None:
             self._borders.check(spec)
         return spec.with_pinned_tokenizer()
+
+    def _check_endpoint(self, spec: JobSpec) -> None:
+        """A fallback at a provider of another kind would be sent what it does not take. Raises SpecError."""
+        fallbacks = [provider_and_model(name, self._settings.providers)[0] for name in spec.fallback or ()]
+        for provider in dict.fromkeys((spec.provider, *filter(None, fallbacks))):
+            refusal = self._settings.refused_endpoint(provider, spec.endpoint, spec.lane)
+            if refusal is not None:
+                pointer = "/endpoint" if provider == spec.provider else "/fallback"
+                raise SpecError([Problem("invalid_value", pointer, refusal, "")])
 
     def known(self, job_key: str | None) -> Job | None:
         """The job that has this key already. Raises SpecError for what cannot be a key."""

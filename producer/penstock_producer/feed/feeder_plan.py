@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.feed.prefix_order import wants_order
+from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources.entries import entries
 
@@ -32,6 +33,8 @@ def plan_feeders(spec: JobSpec, rows: int, size: int, pin: Mapping[str, Any], *,
 
     ``one_machine``: the database of the job is a file of SQLite.
     """
+    if packs(spec.lane):
+        return FeederPlan(1, "one worker packs documents into batches, and batches are what several of them share")
     if wants_order(spec):
         return FeederPlan(1, "prefix order sorts what one feeder reads")
     if spec.budget_usd is not None:

@@ -6,12 +6,12 @@ Each request carries the fleet's key, so a submitter may not choose any path.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Final, Literal
 
 from penstock_producer.errors import seen
 
-__all__ = ["CHAT", "EMBEDDINGS", "SCORING"]
+__all__ = ["BASE_URLS", "CHAT", "EMBEDDINGS", "GENERATE", "MESSAGES", "SCORING", "Kind"]
 
 OPENAI: Final = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations", "/v1/responses",
@@ -20,8 +20,28 @@ SCORING: Final = frozenset({"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", 
 """As vLLM's server names them. Lanes that host a model answer on them; a provider where its setting `endpoints` says so."""
 _PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII)  # no empty name, none that begins with a dot
 CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"  # Anthropic's
+GENERATE = "/v1beta/generateContent"  # Gemini's, in batches: there the path has a model's name and a colon
 EMBEDDINGS = "/v1/embeddings"
 MAX_PATH_CHARS = 200
+Kind = Literal["openai", "anthropic", "gemini"]
+"""The API that a provider speaks. OpenAI-compatible servers, which nearly all are, have the first."""
+BASE_URLS: Final[Mapping[str, str]] = {
+    "openai": "https://api.openai.com/v1",
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+}
+"""Where each kind of provider is, unless its setting `base_url` says another place."""
+_BY_KIND: Final[Mapping[Kind, frozenset[str]]] = {
+    "openai": OPENAI, "anthropic": frozenset({MESSAGES}), "gemini": frozenset(),
+}  # fmt: skip
+_IN_BATCHES: Final[Mapping[Kind, frozenset[str]]] = {**_BY_KIND, "gemini": frozenset({GENERATE})}
+_HINTS: Final[Mapping[Kind, str]] = {
+    "openai": "",
+    "anthropic": " (kind anthropic: --api anthropic sends what it takes)",
+    "gemini": " (kind gemini, which is for the lane batch; in real time Gemini answers OpenAI's API at "
+    "https://generativelanguage.googleapis.com/v1beta/openai)",
+}
 
 
 def check_path(path: str) -> str:
@@ -34,12 +54,18 @@ def check_path(path: str) -> str:
     return path
 
 
-def refusal(endpoint: str, provider: str, extra: Collection[str]) -> str | None:
+def refusal(
+    endpoint: str, provider: str, extra: Collection[str], kind: Kind = "openai", *, in_batches: bool = False
+) -> str | None:
     """Why jobs may not send to ``endpoint`` of ``provider``, whose setting `endpoints` is ``extra``; None when they may."""
-    if endpoint in OPENAI or endpoint in extra:
+    own = (_IN_BATCHES if in_batches else _BY_KIND)[kind]
+    if endpoint in own or endpoint in extra:
         return None
-    allowed = ", ".join(sorted(OPENAI | set(extra)))
+    allowed = ", ".join(sorted(own | set(extra))) or "none"
+    others = [other for other, paths in _IN_BATCHES.items() if endpoint in paths and other != kind]
+    kinds = f'providers.{provider}.kind = "{others[0]}"' if others else ""
+    hint = f", or say here and for the workers that it is of another kind: {kinds}" if kinds else ""
     return (
-        f"endpoint {seen(endpoint)} is not one of those that provider {provider} answers jobs on: {allowed}; use one of "
-        f"them, or have the operator list it in providers.{provider}.endpoints"
+        f"endpoint {seen(endpoint)} is not one of those that provider {provider}{_HINTS[kind]} answers jobs on: {allowed}; "
+        f"use one of them, or have the operator list it in providers.{provider}.endpoints{hint}"
     )

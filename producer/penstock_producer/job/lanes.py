@@ -12,10 +12,13 @@ from typing import Final, Literal
 
 from penstock_producer.job.endpoints import EMBEDDINGS, SCORING
 
-__all__ = ["DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "has_own_model", "lanes_in_words", "packs", "served_lanes"]
+__all__ = [
+    "BATCH_LANE", "DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "has_own_model", "lanes_in_words", "packs", "served_lanes",
+]  # fmt: skip
 
 Lane = Literal["api", "gpu", "embed", "batch"]
 DEFAULT_LANE: Final = "api"
+BATCH_LANE: Final = "batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,6 @@ class LaneFacts:
     endpoints: frozenset[str] = frozenset()  # answered besides those of every provider
     makes_vectors: bool = False  # its workers store numbers, of the type that a job asks for
     packs: bool = False  # its workers pack documents into files themselves: none is a message, and none is fed
-    unserved: str | None = None  # why no worker serves it, as in "is not built yet"; None = workers do
 
 
 LANES: Final[Mapping[str, LaneFacts]] = {
@@ -36,7 +38,7 @@ LANES: Final[Mapping[str, LaneFacts]] = {
     # The worker's own prefix cache decides the pace.
     "gpu": LaneFacts(has_own_model=True, orders_prompts=True, endpoints=SCORING),
     "embed": LaneFacts(has_own_model=True, endpoint=EMBEDDINGS, endpoints=SCORING, makes_vectors=True),
-    "batch": LaneFacts(packs=True, unserved="is not built yet"),  # for the providers' Batch APIs
+    BATCH_LANE: LaneFacts(packs=True),  # for the providers' Batch APIs
 }
 
 
@@ -53,7 +55,7 @@ def packs(lane: str) -> bool:
 
 def served_lanes() -> list[str]:
     """The lanes that jobs can be sent to, in their usual order."""
-    return [name for name, lane in LANES.items() if lane.unserved is None]
+    return list(LANES)
 
 
 def lanes_in_words(last_word: str = "and") -> str:

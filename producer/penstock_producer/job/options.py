@@ -214,6 +214,21 @@ _TABLE: Final = (
         "Take answers to equal requests of the tenant's earlier jobs that are no older than this, e.g. 24h; 1m to 30d.",
         form=FlagForm.DURATION, flag="cache",
     ),
+    Option(
+        "batch_max_requests",
+        "Lane batch: requests of one provider batch at most; left out, as many as the provider takes.",
+        form=FlagForm.WHOLE,
+    ),
+    Option(
+        "batch_poll_s",
+        "Lane batch: how often a batch is looked at, e.g. 1m; left out, every few seconds at first and every two minutes later.",
+        form=FlagForm.DURATION, flag="batch-poll",
+    ),
+    Option(
+        "batch_files",
+        "Lane batch: what becomes of a batch's files at the provider once its answers are stored: keep or delete.",
+        "keep",
+    ),
     Option("output_format", "The results as a table as well, with a row for every document: csv or parquet; jsonl adds none."),
     Option(
         "escape_formulas", "CSV: an apostrophe in front of what a spreadsheet would run.", form=FlagForm.SWITCH,

@@ -106,13 +106,28 @@ _EMBEDDINGS: Final[dict[str, Param]] = {
     "normalize": _BOOLEAN, "normalized": _BOOLEAN, "late_chunking": _BOOLEAN, "priority": Param(("integer",)),
 }  # fmt: skip
 
+_MESSAGES: Final[dict[str, Param]] = {
+    "max_tokens": _COUNT, "temperature": Param(("number",), 0, 1), "top_p": _SAMPLING["top_p"],
+    "top_k": Param(("integer",), 0), "stop_sequences": _LIST, "metadata": _OBJECT, "thinking": _OBJECT, "tools": _LIST,
+    "tool_choice": _OBJECT, "service_tier": _TEXT, "output_config": _OBJECT,
+}  # fmt: skip
+
+_GENERATE: Final[dict[str, Param]] = {
+    "temperature": _SAMPLING["temperature"], "topP": _SAMPLING["top_p"], "topK": Param(("integer",), 1),
+    "maxOutputTokens": _COUNT, "stopSequences": _LIST, "candidateCount": _COUNT, "seed": _SAMPLING["seed"],
+    "presencePenalty": _SAMPLING["presence_penalty"], "frequencyPenalty": _SAMPLING["frequency_penalty"],
+    "responseMimeType": _TEXT, "responseSchema": _OBJECT, "responseJsonSchema": _OBJECT, "thinkingConfig": _OBJECT,
+}  # fmt: skip
+
 _BY_ENDPOINT: Final[dict[str, Mapping[str, Param]]] = {
     "/chat/completions": _CHAT,
+    "/messages": _MESSAGES,
+    "/generateContent": _GENERATE,
     "/completions": _COMPLETIONS,
     "/responses": _RESPONSES,
     "/embeddings": _EMBEDDINGS,
 }
-_FIELDS_OF_THE_BODY: Final = frozenset({"model", "messages", "input", "prompt", "instructions"})
+_FIELDS_OF_THE_BODY: Final = frozenset({"model", "messages", "input", "prompt", "instructions", "system"})
 KNOWN: Final = frozenset().union(*_BY_ENDPOINT.values())
 
 

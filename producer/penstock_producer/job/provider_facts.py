@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from penstock_producer.job.endpoints import check_path
+from penstock_producer.job.endpoints import BASE_URLS, Kind, check_path
 from penstock_producer.prices.known import known_discount, known_prices, without_date
 from penstock_producer.prices.token_prices import Discount, ModelPrices
 
@@ -18,6 +18,7 @@ class ProviderFacts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
+    kind: Kind = "openai"
     base_url: str = ""  # its host says whose prices they are
     endpoints: tuple[str, ...] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
     usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # of all its models: US dollars per million input tokens
@@ -46,6 +47,14 @@ class ProviderFacts(BaseModel):
             return None
         discount = known_discount(self.base_url) if self.batch_discount is None else self.batch_discount
         return ModelPrices(input=self.usd_per_mtok_in, output=self.usd_per_mtok_out, batch_discount=discount)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _place_of_its_kind(cls, given: Any) -> Any:
+        kind = given.get("kind") if isinstance(given, dict) else None
+        if isinstance(kind, str) and kind in BASE_URLS and given.get("base_url") is None:
+            return {**given, "base_url": BASE_URLS[kind]}
+        return given
 
     @field_validator("endpoints")
     @classmethod

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from penstock_producer.errors import Problem
-from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, SCORING
+from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, SCORING
 
 __all__ = ["CACHE_MAX_S", "answers_alike"]
 
@@ -19,7 +19,7 @@ Dedup = Literal["off", "on", "always"]
 CACHE_MIN_S: Final = 60.0
 CACHE_MAX_S: Final = 30 * 86_400.0
 
-_TEXTS: Final = frozenset({CHAT, "/v1/completions", "/v1/responses"})
+_TEXTS: Final = frozenset({CHAT, MESSAGES, "/v1/completions", "/v1/responses"})
 _COMPUTED: Final = SCORING | {EMBEDDINGS, "/v1/moderations"}
 _NUMBERS: Final = ("n", "best_of")  # of answers to one request
 

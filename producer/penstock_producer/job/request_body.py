@@ -9,14 +9,18 @@ import orjson
 
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.endpoints import SCORING
+from penstock_producer.job.gemini_body import GeminiBodies
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prompts.messages import leading_system
+from penstock_producer.prompts.anthropic_messages import Conversation, conversation_of, parts_of
+from penstock_producer.prompts.messages import BadMessages, leading_system
 
 # Where the text of a document goes, by the end of the endpoint's path.
 _TEXT_FIELDS = {
     "/chat/completions": "messages",
+    "/messages": "messages",
+    "/generateContent": "contents",
     "/completions": "prompt",
     "/responses": "input",
     "/embeddings": "input",
@@ -39,6 +43,24 @@ def text_field(endpoint: str) -> str | None:
     return None
 
 
+def is_anthropic(endpoint: str) -> bool:
+    """Whether requests to it are Anthropic's Messages."""
+    return endpoint.endswith("/messages")
+
+
+def is_gemini(endpoint: str) -> bool:
+    """Whether requests to it are Gemini's."""
+    return endpoint.endswith("/generateContent")
+
+
+def prompt_bodies(spec: JobSpec, examples: Sequence[Mapping[str, Any]]) -> BodyBuilder | GeminiBodies:
+    """What makes the body of each prompt. Raises SpecError."""
+    if not is_gemini(spec.endpoint):
+        return BodyBuilder(spec, examples)
+    _checked_field(spec)
+    return GeminiBodies(spec)
+
+
 _dump = orjson.dumps
 
 
@@ -49,18 +71,23 @@ class BodyBuilder:
     """
 
     def __init__(self, spec: JobSpec, examples: Sequence[Mapping[str, Any]] = ()) -> None:
-        field = text_field(spec.endpoint)
-        problem = _problem(spec, field)
-        if field is None or problem is not None:
-            raise SpecError([problem] if problem is not None else [])
+        field = _checked_field(spec)
         head = {} if spec.model is None else {"model": spec.model}
         tail = spec.sent_params()
         # Where a document may bring its own value, the job's is put in with each, so that no name stands there twice.
         self._defaults = {name: tail.pop(name) for name in as_sent(spec.param_fields) if name in tail}
         self._system: list[Mapping[str, Any]] = []
         self._examples = examples
+        self._is_anthropic = is_anthropic(spec.endpoint)
+        self._system_text = spec.system
         before, after = b"", b""
-        if field == "messages":
+        if self._is_anthropic:
+            self._examples = _anthropic_examples(examples)
+            first = b"".join(_dump(message) + b"," for message in self._examples)
+            before, after = b"[" + first + b'{"role":"user","content":', b"}]"
+            if spec.system is not None:
+                after += b',"system":' + _dump(spec.system)
+        elif field == "messages":
             self._system = [] if spec.system is None else [{"role": "system", "content": spec.system}]
             first = b"".join(_dump(message) + b"," for message in (*self._system, *examples))
             before, after = b"[" + first + b'{"role":"user","content":', b"}]"
@@ -72,19 +99,48 @@ class BodyBuilder:
 
     def __call__(self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> bytes:
         """``content`` is a text, or the parts of a chat message. ``params`` are the document's own, as they are sent."""
+        if self._is_anthropic:
+            content = parts_of(content, "content")
         end = self._end(self._after, params) if params or self._defaults else self._after
         return b"".join((self._before, _dump(content), end))
 
     def of_messages(self, messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> bytes:
         """For a document that is chat messages: the job's own go before, examples behind the document's system message."""
+        if self._is_anthropic:
+            return self._of_conversation(conversation_of(messages), params or {})
         first = leading_system(messages)
         whole = [*self._system, *messages[:first], *self._examples, *messages[first:]]
         end = self._end(self._tail, params) if params or self._defaults else self._tail
         return b"".join((self._head, _dump(whole), end))
 
+    def _of_conversation(self, conversation: Conversation, params: Mapping[str, Any]) -> bytes:
+        """Anthropic has one system text, beside the messages: the job's, and behind it the document's."""
+        texts = [text for text in (self._system_text, conversation.system) if text is not None]
+        system = {"system": "\n\n".join(texts)} if texts else {}
+        whole = _dump([*self._examples, *conversation.messages])
+        return b"".join((self._head, whole, self._end(self._tail, {**params, **system})))
+
     def _end(self, end: bytes, params: Mapping[str, Any] | None) -> bytes:
         """With the document's own parameters in the place of the job's."""
-        return end[:-1] + b"," + _dump({**self._defaults, **(params or {})})[1:]
+        own = {**self._defaults, **(params or {})}
+        return end[:-1] + b"," + _dump(own)[1:] if own else end
+
+
+def _anthropic_examples(examples: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Raises SpecError."""
+    try:
+        return conversation_of(examples).messages  # a system message is none of them: examples.py refuses it
+    except BadMessages as error:
+        raise SpecError([Problem("invalid_value", "/examples", f"{error.place}: {error.message}", error.fix)]) from None
+
+
+def _checked_field(spec: JobSpec) -> str:
+    """Where the text goes. Raises SpecError."""
+    field = text_field(spec.endpoint)
+    problem = _problem(spec, field)
+    if field is None or problem is not None:
+        raise SpecError([problem] if problem is not None else [])
+    return field
 
 
 def _problem(spec: JobSpec, field: str | None) -> Problem | None:
@@ -97,8 +153,19 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
             if getattr(spec, name):
                 why = f"{spec.endpoint} takes no chat messages"
                 return Problem("invalid_value", f"/{name}", why, "use the endpoint /v1/chat/completions")
+    if is_anthropic(spec.endpoint):
+        if spec.audio_fields:
+            fix = "use a provider that takes sounds"
+            return Problem("invalid_value", "/audio_fields", "Anthropic's Messages take no sounds", fix)
+        if spec.params.get("max_tokens") is None:
+            why = "Anthropic's Messages say how long an answer may be, and have no default"
+            return Problem("missing_field", "/params/max_tokens", why, "give it, such as --param max_tokens=1024")
     if spec.model is None and not has_own_model(spec.lane):
         return Problem("missing_field", "/model", "a prompt needs a model", "name one (--model)")
-    if spec.system is not None and field != "messages" and not spec.endpoint.endswith("/responses"):
+    if (
+        spec.system is not None
+        and field != "messages"
+        and not spec.endpoint.endswith(("/responses", "/generateContent"))
+    ):
         return Problem("invalid_value", "/system", f"{spec.endpoint} takes no system text", "put it into the prompt")
     return None

@@ -23,7 +23,8 @@ RUN_OPTIONS: Final[Mapping[str, str]] = {
         "the run of all takes its results over."
     ),
     "no_progress": "Lines instead of a live panel.",
-    "base_url": "An OpenAI-compatible server.",
+    "api": "The API that the provider speaks: openai, anthropic or gemini; left out, as its settings say, else openai.",
+    "base_url": "The provider's address; left out, that of its API's own provider.",
     "api_key_env": "The environment variable that holds the API key.",
     "profile": "How the provider meters: openai, anthropic, vllm, …; left out, its address decides.",
     "rpm": "Requests per minute.",

@@ -42,6 +42,7 @@ OutputFormat = Literal["jsonl", "csv", "parquet"]
 Priority = Literal["urgent", "normal", "low"]
 Overflow = Literal["fail", "shrink", "trim"]
 OverBudget = Literal["warn", "refuse"]
+BatchFiles = Literal["keep", "delete"]
 
 # Contexts of validation: each is recognised by its identity.
 ACCEPTED: Final[dict[str, Any]] = {"a": "spec that a door has accepted"}
@@ -51,6 +52,8 @@ MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_SCHEMA_REPAIRS = 10  # a model that is wrong so often about one document needs another prompt
 MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
 MAX_FEEDERS = 64  # one Redis takes what fewer of them publish; each is a row and a lease in the database
+MAX_BATCH_REQUESTS = 100_000  # of one batch: no provider takes more
+MAX_BATCH_POLL_S = 3_600.0  # between two looks at a batch
 MAX_QUERY_CHARS = 100_000  # of SQL
 MAX_TOKENIZER_CHARS = 4_096  # a path, and a digest
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
@@ -131,6 +134,11 @@ class JobSpec(BaseModel):
     dedup: Dedup = _of("dedup")
     cache_s: Annotated[PositiveFloat, Field(ge=CACHE_MIN_S, le=CACHE_MAX_S)] | None = _of("cache_s")
     feeders: Annotated[int, Field(strict=True, ge=1, le=MAX_FEEDERS)] | None = _of("feeders")
+    batch_max_requests: Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH_REQUESTS)] | None = _of(
+        "batch_max_requests"
+    )
+    batch_poll_s: Annotated[PositiveFloat, Field(le=MAX_BATCH_POLL_S)] | None = _of("batch_poll_s")
+    batch_files: BatchFiles = _of("batch_files")
     output_format: OutputFormat | None = _of("output_format")
     escape_formulas: Annotated[bool, Field(strict=True)] | None = _of("escape_formulas")
     into: str | None = _of("into", min_length=1)  # its limits are looked at where its value is not shown

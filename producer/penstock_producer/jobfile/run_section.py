@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock_producer.errors import Problem, seen
+from penstock_producer.job.endpoints import Kind
 from penstock_producer.job.run_options import RUN_OPTIONS
 
 __all__ = ["RunSection", "run_problems"]
@@ -32,6 +33,7 @@ class RunSection(BaseModel):
     concurrency: Annotated[int, Field(strict=True, ge=1)] | None = _of("concurrency")
     sample: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = _of("sample")
     no_progress: Annotated[bool, Field(strict=True)] | None = _of("no_progress")
+    api: Kind | None = _of("api")
     base_url: Text | None = _of("base_url")
     api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = _of("api_key_env")
     profile: Text | None = _of("profile")

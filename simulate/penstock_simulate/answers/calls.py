@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from penstock_simulate.answers import refusals
+from penstock_simulate.answers import gemini, messages, refusals
 from penstock_simulate.answers.answers import (
+    CHARS_PER_TOKEN,
     EMBEDDING_DIMENSIONS,
     MAX_EMBEDDING_DIMENSIONS,
     cut_answer,
@@ -18,11 +19,14 @@ from penstock_simulate.answers.answers import (
     tokens_of,
     write_answer,
 )
+from penstock_simulate.answers.prompt_cache import NO_CACHE, CacheUse, Prefix, prefixes
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.choices import Mode
 from penstock_simulate.limits.charges import Charge, charge
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MESSAGES = "/v1/messages"  # Anthropic's
+GENERATE = ":generateContent"  # Gemini's, behind the name of a model
 MAX_INPUTS = 2048  # texts of one embeddings request, as at OpenAI
 
 
@@ -37,17 +41,29 @@ class Call:
     number: int  # among the calls of this tag, from 1
     document: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)
-    model: str = ""
+    model: str = ""  # known beforehand where the path names it
     prompt_tokens: int = 0
     texts: list[str] = field(default_factory=list)  # the prompt, or what to embed
+    fault: Refusal | None = None  # of its headers
+    prefixes: Sequence[Prefix] = ()  # of the prompt, that may be cached
+    cache: CacheUse = NO_CACHE
+    declines: bool = False  # whether the answer is a polite no
     _answer: tuple[str, str] | None = None
 
     def answer(self) -> tuple[str, str]:
         """What the model says and the finish reason, worked out once."""
         if self._answer is None:
-            text = write_answer(self.body, last_of(self.body, self.texts[0]))
-            self._answer = cut_answer(text, _max_tokens(self.body))
+            self._answer = ("", "refusal") if self.declines else self._written()
         return self._answer
+
+    def _written(self) -> tuple[str, str]:
+        body = self.body
+        if self.endpoint == MESSAGES:
+            text = write_answer(messages.wanted(body), last_of(body, self.texts[0]))
+            return messages.cut(body, *cut_answer(text, _max_tokens(body)))
+        if self.endpoint == GENERATE:
+            return cut_answer(write_answer(gemini.wanted(body), gemini.last_of(body)), gemini.max_tokens(body))
+        return cut_answer(write_answer(body, last_of(body, self.texts[0])), _max_tokens(body))
 
     def output_tokens(self) -> int:
         return 0 if self.endpoint == EMBEDDINGS else tokens_of(self.answer()[0])
@@ -56,36 +72,44 @@ class Call:
         """By `max_tokens`, or ``unset`` where the request does not name it."""
         if self.endpoint == EMBEDDINGS:
             return 0
-        most = _max_tokens(self.body)
+        most = gemini.max_tokens(self.body) if self.endpoint == GENERATE else _max_tokens(self.body)
         return unset if most is None else most
 
 
 def at_admission(mode: Mode, call: Call, unset_max_tokens: int) -> Charge:
     """What the call is charged before it starts. ``unset_max_tokens`` is reserved for one that names no maximum."""
+    prompt = call.prompt_tokens - call.cache.read  # what is read from the cache does not count
     match mode:
         case Mode.ACTUAL:
-            return charge(1, call.prompt_tokens, call.output_tokens())
+            return charge(1, prompt, call.output_tokens())
         case Mode.PRODUCED | Mode.INPUT:
-            return charge(1, call.prompt_tokens, 0)
+            return charge(1, prompt, 0)
         case _:
-            return charge(1, call.prompt_tokens, call.most_output_tokens(unset_max_tokens))
+            return charge(1, prompt, call.most_output_tokens(unset_max_tokens))
 
 
 def unreadable(call: Call) -> Refusal | None:
     """Fill in what the request says, or refuse it as the provider would."""
+    if call.fault is not None:
+        return call.fault
     try:
         body = orjson.loads(call.raw)
     except orjson.JSONDecodeError as error:
         return refusals.invalid(f"We could not parse the JSON body of your request: {error}")
+    return misshapen(call, body)
+
+
+def misshapen(call: Call, body: object) -> Refusal | None:
+    """As `unreadable`, of a body that is read already."""
     if not isinstance(body, dict):
         return refusals.invalid("The body of your request must be a JSON object.")
-    call.body, model = body, body.get("model")
+    call.body, model = body, call.model or body.get("model")
     if not isinstance(model, str) or not model:
         return refusals.invalid("you must provide a model parameter", "model")
     call.model = model
     if body.get("stream"):
         return refusals.invalid("This simulator does not stream: leave stream out.", "stream")
-    return _embedding_texts(call) if call.endpoint == EMBEDDINGS else _prompt(call)
+    return _PROMPTS.get(call.endpoint, _prompt)(call)
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
@@ -107,6 +131,23 @@ def _prompt(call: Call) -> Refusal | None:
     return None
 
 
+def _message_prompt(call: Call) -> Refusal | None:
+    refusal = messages.refusal_of(call.body)
+    if refusal is None:
+        parts = list(messages.segments(call.body))
+        call.texts, call.prefixes = [messages.text_of(parts)], prefixes(parts)
+        call.prompt_tokens = max(1, sum(len(part.text) for part in parts) // CHARS_PER_TOKEN)
+    return refusal
+
+
+def _generate_prompt(call: Call) -> Refusal | None:
+    refusal = gemini.refusal_of(call.body)
+    if refusal is None:
+        call.texts = [gemini.text_of(call.body)]
+        call.prompt_tokens = max(1, tokens_of(call.texts[0]))
+    return refusal
+
+
 def _embedding_texts(call: Call) -> Refusal | None:
     given = call.body.get("input")
     texts: list[Any] = given if isinstance(given, list) else [given]
@@ -118,3 +159,10 @@ def _embedding_texts(call: Call) -> Refusal | None:
     call.texts = texts
     call.prompt_tokens = sum(tokens_of(text) for text in texts)
     return None
+
+
+_PROMPTS: Mapping[str, Callable[[Call], Refusal | None]] = {
+    EMBEDDINGS: _embedding_texts,
+    MESSAGES: _message_prompt,
+    GENERATE: _generate_prompt,
+}

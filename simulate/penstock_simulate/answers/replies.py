@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
+from typing import NamedTuple
 
 from penstock_simulate.answers import dialects, refusals
 from penstock_simulate.answers.answers import EMBEDDING_DIMENSIONS, chat_body, completion_body, embedding_body
-from penstock_simulate.answers.calls import CHAT, EMBEDDINGS, Call
+from penstock_simulate.answers.calls import CHAT, EMBEDDINGS, GENERATE, MESSAGES, Call
 from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, document_of
+from penstock_simulate.answers.gemini import content_body
 from penstock_simulate.answers.headers import WRITERS, Meters
+from penstock_simulate.answers.messages import Answer, forced_tool, message_body
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.answers.retry import RetryHeaders
 from penstock_simulate.choices import HeaderStyle, RetryStyle
@@ -18,27 +21,58 @@ from penstock_simulate.hostile.kinds import Asked, Kind
 from penstock_simulate.reply import NO_USAGE, Manner, Reply, Usage
 
 LONG_CONTEXT_SUFFIX = "-long"  # a model named so has no context overflows: replaying with one rescues those documents
-ERROR_BODY = dialects.openai(Refusal(200, "The engine is currently unavailable.", "server_error"))[1]
+ERROR_BODY = dialects.openai(Refusal(200, "The engine is currently unavailable.", "server_error"), "")[1]
+
+
+class Api(NamedTuple):
+    """How one provider's own API writes what is not an answer."""
+
+    headers: HeaderStyle
+    write_error: dialects.Dialect
+    id_header: str = "x-request-id"
+
+
+ANTHROPIC = Api(HeaderStyle.ANTHROPIC, dialects.anthropic, "request-id")
+GEMINI = Api(HeaderStyle.NONE, dialects.gemini)
+
+
+def poison_of(call: Call, fates: Fates) -> Poison | None:
+    """Why the call's document can never succeed with its model; None where it can."""
+    poison = fates.poison(call.document)
+    return None if poison is Poison.CONTEXT and call.model.endswith(LONG_CONTEXT_SUFFIX) else poison
+
+
+def declines(call: Call, poison: Poison | None) -> bool:
+    """Whether the model answers that it will not, where other APIs refuse the request."""
+    return poison is Poison.FILTER and call.endpoint in (MESSAGES, GENERATE)
 
 
 class Replies:
     """Writes replies under one configuration. ``wall`` gives Unix seconds, ``request_id`` a new one per reply."""
 
-    def __init__(self, config: SimulatorConfig, wall: Callable[[], float], request_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        config: SimulatorConfig,
+        wall: Callable[[], float],
+        request_id: Callable[[], str],
+        api: Api | None = None,
+    ) -> None:
+        """``api`` where it is one provider's own; else errors and headers are in the style of the settings."""
         self._config = config
         self._wall = wall
         self._request_id = request_id
         self._fates = Fates(config)
         metering = config.metering
-        style = HeaderStyle(metering.headers)
-        self._write_headers = WRITERS[style]
-        self._write_error = dialects.anthropic if style is HeaderStyle.ANTHROPIC else dialects.openai
+        given = HeaderStyle(metering.headers)
+        api = api or Api(given, dialects.anthropic if given is HeaderStyle.ANTHROPIC else dialects.openai)
+        self._write_headers = WRITERS[HeaderStyle.NONE if given is HeaderStyle.NONE else api.headers]
+        self._write_error, self._id_header = api.write_error, api.id_header
         self._retry = RetryHeaders(RetryStyle(metering.retry_style), wall)
 
     def refuse(self, refusal: Refusal, meters: Meters, now: float, latency_s: float = 0.0) -> Reply:
         """Refusals by limit or key are immediate; those by the model take their time."""
-        status, body = self._write_error(refusal)
         headers = self._headers(meters, now)
+        status, body = self._write_error(refusal, headers[self._id_header])
         if refusal.wait_s is not None:
             headers |= self._retry.write(refusal.wait_s)
         return Reply(status, body, headers, latency_s, outcome=str(status), code=refusal.code)
@@ -47,8 +81,9 @@ class Replies:
         """What the model makes of an admitted call, by the luck of its document."""
         call.document = document_of(call.tag)
         draw = self._fates.draw(call.document, call.number)
-        poison = self._fates.poison(call.document)
-        if poison is None or (poison is Poison.CONTEXT and call.model.endswith(LONG_CONTEXT_SUFFIX)):
+        poison = poison_of(call, self._fates)
+        call.declines = declines(call, poison)
+        if poison is None or call.declines:
             return self._infer(call, draw, meters, now)
         return self.refuse(refusals.poisoned(poison, call.prompt_tokens), meters, now, draw.latency_s)
 
@@ -83,7 +118,7 @@ class Replies:
 
     def _answer(self, call: Call, draw: Draw, meters: Meters, now: float) -> Reply:
         """The work is done; with a fault drawn, its result does not arrive whole."""
-        body, usage = _body(call)
+        body, usage = answer_body(call)
         headers = self._headers(meters, now)
         delay_s = draw.latency_s + usage.completion * self._config.latency_ms_per_token / 1000
         if draw.fault is None:
@@ -94,17 +129,30 @@ class Replies:
         return Reply(200, body, headers, delay_s, manner, usage, outcome=manner.value)
 
     def _headers(self, meters: Meters, now: float) -> dict[str, str]:
-        headers = {"Content-Type": "application/json", "x-request-id": self._request_id()}
+        headers = {"Content-Type": "application/json", self._id_header: self._request_id()}
         return headers | self._write_headers(meters, now, self._wall()) if meters else headers
 
 
-def _body(call: Call) -> tuple[bytes, Usage]:
+def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
+    """A good answer, in the words of the call's endpoint."""
     usage = Usage(call.prompt_tokens, call.output_tokens())
     if call.endpoint == EMBEDDINGS:
         dimensions = call.body.get("dimensions") or EMBEDDING_DIMENSIONS
         encoding = call.body.get("encoding_format", "float")
         return embedding_body(call.model, call.texts, dimensions, encoding, usage), usage
     text, finish = call.answer()
-    ident = blake2b(call.document.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-    make = chat_body if call.endpoint == CHAT else completion_body
-    return make(ident, call.model, text, finish, usage), usage
+    if call.endpoint == MESSAGES:
+        return message_body(_message(call, text, finish, usage, tier), forced_tool(call.body)), usage
+    make = _BODIES.get(call.endpoint, completion_body)
+    return make(_ident(call), call.model, text, finish, usage), usage
+
+
+def _message(call: Call, text: str, finish: str, usage: Usage, tier: str) -> Answer:
+    return Answer(_ident(call), call.model, text, finish, usage, call.cache, tier)
+
+
+def _ident(call: Call) -> str:
+    return blake2b(call.document.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+_BODIES = {CHAT: chat_body, GENERATE: content_body}

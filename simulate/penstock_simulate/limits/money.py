@@ -26,5 +26,5 @@ class Wallet:
             return True
         return self._usd is not None and self.spent_usd >= self._usd
 
-    def pay(self, input_tokens: int, output_tokens: int) -> None:
+    def pay(self, input_tokens: float, output_tokens: float) -> None:
         self.spent_usd += input_tokens * self._usd_in + output_tokens * self._usd_out

@@ -16,6 +16,7 @@ from penstock_ledger import (
     LiveFeed,
     LiveJob,
     OutcomeStore,
+    ProviderBatchStore,
     RedisAddress,
     RedisForgot,
     RedisLedger,
@@ -24,6 +25,7 @@ from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.feed.queues import queue_name
+from penstock_producer.job.lanes import packs
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding
 from penstock_workers.control.feeds.even import Processes
@@ -65,7 +67,8 @@ class JobSteps:
         tracing: Tracing | None = None,
     ) -> None:
         jobs, outcomes, states = JobStore(database), OutcomeStore(database), JobStates(JobStore(database), hot)
-        balance = Balance(jobs, outcomes)
+        balance, batches = Balance(jobs, outcomes), ProviderBatchStore(database)
+        self._batches = batches
         self._settings = settings
         self._tracing = tracing
         self._counters = counters
@@ -83,7 +86,7 @@ class JobSteps:
         self._limits = JobLimits(outcomes, hot, states)
         self._feeding = Feeding(self._windows, self._limits, self._specs, counters)
         self._completion = Completion(jobs, hot, states, balance, self._sinks)
-        self._cancelling = Cancelling(jobs, outcomes, hot, states, balance, settings.visibility_timeout_s)
+        self._cancelling = Cancelling(jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s)
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
         self._processes = Processes(hot, owner)
@@ -98,6 +101,7 @@ class JobSteps:
         ):  # fmt: skip
             part.keep_only(names)
         processes = self._processes.number(live)
+        live = [LiveJob(job, self._led_by_control(job, feeds)) for job, feeds in live]
         self.leadership.keep_only(live)
         self.leadership.renew(live)
         self.leadership.share(live, processes)
@@ -148,6 +152,12 @@ class JobSteps:
         self.leadership.release_all()
         self._processes.leave()
 
+    def _led_by_control(self, job: Job, feeds: Sequence[LiveFeed]) -> tuple[LiveFeed, ...]:
+        """Of a job whose documents are packed by workers only the feeds that they have read to their end, until it ends."""
+        if job.state is JobState.CANCELLING or not packs(self._specs.of(job).lane):
+            return tuple(feeds)
+        return tuple(feed for feed in feeds if feed.feed.exhausted)
+
     def _led(self, job: Job, feeds: Sequence[LiveFeed]) -> list[LedFeed]:
         """Of these feeds, or shards of a feed, those that this process leads."""
         return [led for feed in feeds if (led := self.leadership.lead(job, feed)) is not None]
@@ -158,8 +168,12 @@ class JobSteps:
         if live.job.total is None or not all(feed.exhausted for feed in now.values()):
             return
         self.ending.note(live.job.job_id, sum(seen.outstanding))
-        if not any(seen.outstanding):
+        if not any(seen.outstanding) and not self._is_in_batches(live.job):
             self._completion.complete(live.job, self._specs.of(live.job))
+
+    def _is_in_batches(self, job: Job) -> bool:
+        """Whether documents are with a provider, or wait for another batch."""
+        return packs(self._specs.of(job).lane) and self._batches.is_busy(job.job_id)
 
     def _grow(self, job: Job) -> bool:
         """Let what is written while the job runs go on; False when that cannot be written, and the job is paused for it."""

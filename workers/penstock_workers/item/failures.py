@@ -19,7 +19,7 @@ from penstock_ledger.vectors import unpack
 from penstock_ratelimit import Signal, classify
 from penstock_ratelimit.for_penstock import DETAIL_CHARS, is_page
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
-from penstock_workers.item.tokens import believed
+from penstock_workers.item.answer_forms import counted, model_of, read_form, usage_of
 
 __all__ = ["ASTRAY", "refuses_format"]
 
@@ -144,23 +144,18 @@ _NO_STATUS = 500  # in place of the 200: it names nothing by itself, so the code
 
 
 def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
-    finish_reason, content = None, None
-    usage = _mapping(parsed.get("usage"))
-    prompt_tokens, completion_tokens = _counted(usage)
-    if "choices" in parsed:
-        choice = _first_choice(parsed)
-        if choice is None:
-            return _useless("empty_answer", f"200 without choices: {_cut(answer.body)}", parsed)
-        finish_reason, content, empty = _read_choice(choice)
-        if finish_reason in _STOPPED:
-            return _useless(*_STOPPED[finish_reason], parsed)
-        if empty:
-            return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", parsed)
+    usage = usage_of(parsed)
+    prompt_tokens, completion_tokens = counted(usage)
+    finish_reason, content, is_empty = read_form(parsed)
+    if finish_reason in _STOPPED:
+        return _useless(*_STOPPED[finish_reason], parsed)
+    if is_empty:
+        return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", parsed)
     return Reply(
         body=answer.body,
         status=answer.status,
         request_id=_request_id(answer.headers),
-        model=_text(parsed.get("model")),
+        model=model_of(parsed),
         finish_reason=finish_reason,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -187,11 +182,14 @@ def _read_vectors(answer: Answer) -> Reply:
 
 def _useless(name: str, detail: str, parsed: dict[str, Any]) -> Failure:
     """A 200 that the job cannot use, with what it cost."""
-    usage = _mapping(parsed.get("usage"))
-    prompt, completion = _counted(usage)
-    model = _text(parsed.get("model"))
+    usage = usage_of(parsed)
+    prompt, completion = counted(usage)
     return replace(
-        _failure(name, detail, 200), prompt_tokens=prompt, completion_tokens=completion, usage=usage, model=model
+        _failure(name, detail, 200),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        usage=usage,
+        model=model_of(parsed),
     )
 
 
@@ -199,43 +197,6 @@ def _request_id(headers: Mapping[str, str]) -> str | None:
     """The one header that is stored."""
     found = headers.get("x-request-id") or headers.get("request-id")
     return None if found is None else redact(found)
-
-
-def _first_choice(parsed: dict[str, Any]) -> dict[str, Any] | None:
-    choices = parsed["choices"]
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        return choices[0]
-    return None
-
-
-def _read_choice(choice: dict[str, Any]) -> tuple[str | None, str | None, bool]:
-    """(finish reason, text, whether there is nothing usable at all). Tool calls and refusals are content too."""
-    reason = choice.get("finish_reason")
-    message = choice.get("message")
-    if not isinstance(message, dict):  # /v1/completions answers with `text`
-        text = choice.get("text")
-        return _text(reason), _text(text), not isinstance(text, str)
-    content = message.get("content")
-    usable = content is not None or message.get("tool_calls") or message.get("refusal")
-    return _text(reason), _text(content), not usable
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _mapping(value: object) -> dict[str, Any] | None:
-    return value if isinstance(value, dict) else None
-
-
-def _counted(usage: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
-    """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and never as money."""
-    if usage is None:
-        return None, None
-    return (
-        believed(usage.get("prompt_tokens", usage.get("input_tokens"))),
-        believed(usage.get("completion_tokens", usage.get("output_tokens"))),
-    )
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:

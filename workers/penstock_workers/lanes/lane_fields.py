@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from penstock_workers.lanes.batch.settings import BatchSettings
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.lane_settings import LaneSettings
@@ -16,6 +17,7 @@ class LaneFields(BaseModel):
 
     gpu: GpuSettings = GpuSettings()
     embed: EmbedSettings = EmbedSettings()
+    batch: BatchSettings = BatchSettings()
 
     def of_lane(self, lane: str) -> LaneSettings | None:
         """What this lane alone reads; None for a lane without settings of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict
@@ -21,6 +22,10 @@ class LaneSettings(BaseModel):
     def cards_per_engine(self) -> int | None:
         """Cards of this machine that one engine uses; None where the lane's workers compute on none of their choosing."""
         return None
+
+    def kept_in(self, folder: Path) -> Self:
+        """The same where a job has a folder of its own on this machine, with what it keeps beside the job."""
+        return self
 
     def hosting(self, model: str) -> Self:
         """The same with the model that a command line names. For lanes that host a model themselves."""

@@ -14,14 +14,15 @@ from penstock_producer.feed.served import NAMES_MAX, Served
 from penstock_workers.errors import TooManyNames, UnknownLane
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.api.row import API
+from penstock_workers.lanes.batch.row import BATCH
 from penstock_workers.lanes.embed.row import EMBED
 from penstock_workers.lanes.gpu.row import GPU
 from penstock_workers.lanes.row import LaneRow
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
-__all__ = ["REGISTRY", "check_lane", "home_queue", "lane_row", "make_lane", "served_by"]
+__all__ = ["REGISTRY", "check_lane", "check_settings", "home_queue", "lane_row", "make_lane", "served_by"]
 
-REGISTRY: Final[Mapping[str, LaneRow[Any]]] = {row.name: row for row in (API, GPU, EMBED)}
+REGISTRY: Final[Mapping[str, LaneRow[Any]]] = {row.name: row for row in (API, GPU, EMBED, BATCH)}
 
 
 def lane_row(name: str) -> LaneRow[Any]:
@@ -36,6 +37,13 @@ def check_lane(name: str) -> None:
     """Raises UnknownLane for one that no worker can serve."""
     if name != CONTROL_LANE:
         lane_row(name)
+
+
+def check_settings(settings: WorkerSettings) -> None:
+    """Raises UnknownLane, and what the lane finds wrong in its settings before it starts."""
+    row = lane_row(settings.lane)
+    if row.runs is None:
+        row.make(settings)
 
 
 def served_by(settings: WorkerSettings) -> Served | None:

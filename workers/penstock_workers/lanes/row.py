@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock_producer.feed.served import Served
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.lane_settings import LaneSettings
-from penstock_workers.metrics.samples import Metric
+from penstock_workers.metrics.samples import Metric, Sample
 from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from penstock_workers.children.child_pool import ChildPool
     from penstock_workers.item.admission import Admission
+    from penstock_workers.item.deliveries import ItemEngine
     from penstock_workers.item.run.quarantine import Quarantine
 
 L = TypeVar("L", bound=Lane)
@@ -39,6 +41,15 @@ class LaneFinding(NamedTuple):
     stops: bool = (
         False  # no item is served so, whatever machine its workers run on: an error, where others are warnings
     )
+
+
+class Beside(Protocol):
+    """What keeps jobs moving, in a thread of its own."""
+
+    def figures(self) -> Iterator[Sample]: ...
+
+
+StartBeside = Callable[[WorkerSettings], AbstractContextManager[Beside]]
 
 
 class LaneCheck(Protocol):
@@ -78,6 +89,8 @@ class LaneRow(Generic[L]):
     inspect: Callable[[WorkerSettings], Iterator[LaneFinding]] | None = None  # the machine that this is run on
     tries: tuple[tuple[str, bytes], ...] = ()  # endpoints and bodies of one token, of which a model answers one
     check: LaneCheck | None = None  # None: its settings hold nothing to look at
+    # What runs in a worker whose documents are no items to be claimed; None: what runs items, with ``make`` and ``admission``.
+    runs: Callable[[WorkerSettings, StartBeside], ItemEngine] | None = None
 
     def place_of_suspects(self, lane: L, children: ChildPool) -> Quarantine:
         """Where its suspects run."""

@@ -209,6 +209,15 @@ QUOTA_FAILURES = _control(
 QUOTA_OPEN = _control("penstock_quota_breaker_open", "1 while the breaker is open because the provider fails.", "quota")
 QUOTA_HELD = _control("penstock_quota_held", "1 while the quota is held: no credit, or a refused key.", "quota")
 
+# -- batches at providers ------------------------------------------------------------------------------------------------
+PROVIDER_BATCHES = _worker(
+    "penstock_provider_batches",
+    "Provider batches that this worker leads, by how far they are.",
+    "lane",
+    "provider",
+    "state",
+)
+
 # -- one control loop's own work -----------------------------------------------------------------------------------------
 FED = _control("penstock_fed_total", "Documents published from their source.", "lane")
 RECONCILES = _control("penstock_reconciles_total", "Reconciliation rounds of feeds.", "lane")
@@ -218,6 +227,9 @@ LEADS = _control("penstock_feeds_led", "Feeds that this process leads, and shard
 REBUILDS = _control("penstock_redis_rebuilds_total", "Times that Redis had lost its data and was rebuilt from SQL.")
 TICKS = _control("penstock_control_ticks_total", "Rounds over all live jobs, by how they ended.", "result")
 TICK_SECONDS = _control("penstock_control_tick_seconds", "How long the last round took.", unit="seconds")
+SCHEDULES = _control(
+    "penstock_schedules", "Schedules: active, paused, or late: a time that came minutes ago has no job yet.", "state"
+)
 FIRINGS = _control(
     "penstock_schedule_firings_total",
     "Planned times of schedules that this process decided, by what came of them.",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from penstock_producer.errors import Problem, SpecError
-from penstock_producer.job.request_body import BodyBuilder
+from penstock_producer.job.request_body import BodyBuilder, prompt_bodies
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.compress import compressed
 from penstock_producer.prompts.examples import example_messages
@@ -80,7 +80,7 @@ class RenderedPrompt:
             self._cuts or self._compresses or named
         )  # as most are: nothing else is asked for each row
         self._check_cuts()
-        self._build = BodyBuilder(spec, example_messages(spec.examples, self._example))
+        self._build = prompt_bodies(spec, example_messages(spec.examples, self._example))
 
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
         if self._is_plain:
@@ -161,12 +161,13 @@ class MessagesColumn:
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
         try:
             messages = checked_messages(self._given(record))
+            saved = _compress(messages) if self._compresses else 0
+            built = self._build.of_messages(messages, params)
         except BadMessages as error:
             raise RowFault(
                 "invalid_messages", error.message, fix=error.fix, field=f"{self._name}{error.place}", value=error.value
             ) from None
-        saved = _compress(messages) if self._compresses else 0
-        body = bounded(self._build.of_messages(messages, params), self._max_body_bytes)
+        body = bounded(built, self._max_body_bytes)
         if saved:
             self._tally.note((), saved)
         return body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from penstock_ledger import FeedLost, JobStore, OutcomeStore, RedisLedger
+from penstock_ledger import FeedLost, JobStore, OutcomeStore, ProviderBatchStore, RedisLedger
 from penstock_ledger.model import Job, JobState
 from penstock_producer.errors import SourceError
 from penstock_producer.feed.repair import write_off
@@ -26,6 +26,7 @@ class Cancelling:
         self,
         jobs: JobStore,
         outcomes: OutcomeStore,
+        batches: ProviderBatchStore,
         hot: RedisLedger,
         states: JobStates,
         balance: Balance,
@@ -33,6 +34,7 @@ class Cancelling:
     ) -> None:
         self._jobs = jobs
         self._outcomes = outcomes
+        self._batches = batches
         self._hot = hot
         self._states = states
         self._balance = balance
@@ -68,6 +70,10 @@ class Cancelling:
         now = time.monotonic()
         if now >= self._since.setdefault(job.job_id, now) + CANCEL_WAIT_S:
             return False
+        if self._batches.open_of(
+            job.job_id
+        ):  # those that ran are cancelled at their provider, and what they have answered is kept
+            return True
         generations = {led.feeder.feed.generation for led in feeds}
         return any(
             self._hot.under_way(queue, job.job_id, generation, item_tag, self._lease_s) for generation in generations

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from penstock_ledger import JobStore, OutcomeStore, RedisLedger, buckets_for
 from penstock_ledger.model import Counts, Job
+from penstock_producer.job.lanes import packs
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class Recovery:
             for page in self._outcomes.terminal_docs(job.job_id, generation, REHYDRATE_PAGE):
                 self._hot.rehydrate(job.job_id, generation, page, buckets_for(job))
         self._hot.reset_stats(job.job_id, stats_from(self._outcomes.counts(job.job_id)))
-        self._jobs.rewind_feeds(job.job_id)
+        if not packs(str(job.spec.get("lane"))):  # what is in batches is known to SQL alone
+            self._jobs.rewind_feeds(job.job_id)
 
 
 def stats_from(counts: Counts) -> dict[str, int]:

@@ -51,6 +51,10 @@ FATES: Mapping[str, Fate] = {
     "schema_mismatch": RETRY_ONCE,  # asked for a schema, got something else; follow_ups.py asks again before this
     "answer_cut": RETRY_ONCE,  # the same where max_tokens ended the answer: no other words would help
     "invalid_result": RETRY,  # the job's own hook refused the answer
+    "batch_expired": RETRY,  # a provider batch ran out of time before it came to the document
+    "batch_cancelled": RETRY,  # it was cancelled before that, by a person at the provider
+    "batch_lost": RETRY,  # it ended without an answer for the document, or is gone
+    "batch_refused": WAIT,  # the provider refused all of it, for lines of other documents
     "unexpected_error": RETRY,  # a defect of this program; the traceback is in the worker's log
     "forbidden": RETRY_ONCE,  # 403: this document, model or project; firewalls err once in a while
     "foreign_page": RETRY_ONCE,  # 401 or 402 in HTML: a proxy's, which says nothing about the account

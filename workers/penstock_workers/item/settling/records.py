@@ -53,7 +53,7 @@ class Records:
             self._made_with.note(group)
         if results or letters:
             self._outcomes.settle(results, letters)
-        for job_id, (why, ends_in_s) in _pauses(group).items():
+        for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
             if self._jobs.set_state(
                 job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at
@@ -62,7 +62,7 @@ class Records:
 
     def write_redis(self, group: Sequence[Settled]) -> None:
         """Completed set, counters, window and delayed set in one script call; then what waits for its job to be resumed."""
-        for job_id in _pauses(group):
+        for job_id in pauses_of(group):
             self._hot.set_job_state(job_id, JobState.PAUSED)
         self._hot.settle(_batch(group, self._without_room(group)))
         for job_id, raws in _parked(group).items():
@@ -111,7 +111,7 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
     return SettleBatch(done, dead, retries, released, crashed, again)
 
 
-def _pauses(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
+def pauses_of(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
     """By job: why it pauses, and after how many seconds that ends by itself. What lasts longest counts."""
     found: dict[str, tuple[str, float | None]] = {}
     for item, outcome in group:

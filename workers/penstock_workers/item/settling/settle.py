@@ -18,9 +18,9 @@ from penstock_workers.item.attempt import Settled
 from penstock_workers.item.deliveries import Bridge
 from penstock_workers.item.settling.backlog import Backlog
 from penstock_workers.item.settling.groups import Gatherer, StoreWriter
-from penstock_workers.item.settling.records import Records
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.settling.unstorable import Choice, Unstorable
+from penstock_workers.item.settling.writes import Writes
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Settler:
     def __init__(
         self,
         bridge: Bridge,
-        records: Records,
+        records: Writes,
         failpoints: Failpoints,
         tally: OutcomeTally,
         *,

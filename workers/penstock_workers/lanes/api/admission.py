@@ -28,7 +28,7 @@ def _quota(name: str, provider: ProviderSettings, concurrency: int) -> Quota:
     return Quota(
         name,
         limits,
-        profile=profile_for(provider.base_url, provider.profile).name,
+        profile=profile_for(provider.base_url, provider.metering).name,
         discover=provider.discover,
         probe=True,
         concurrency=concurrency if adaptive else None,

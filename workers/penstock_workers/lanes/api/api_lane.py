@@ -1,4 +1,4 @@
-"""The `api` lane: real-time calls to an OpenAI-compatible server over HTTP, bodies passed through untouched.
+"""The `api` lane: real-time calls to a provider over HTTP, bodies passed through untouched.
 
 No SDK and no retry in here: every send is one `infer`, so the quota sees each of them.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 
 from penstock_ledger.redaction import hide, redact_bytes
 from penstock_workers.http import (
@@ -26,6 +25,7 @@ from penstock_workers.http import (
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.answer_memory import AnswerMemory, Room
 from penstock_workers.item.lane import Prepared, Request
+from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
 CONNECT_TIMEOUT_S = 10.0  # a server that does not even accept in this time is down, whatever the item's own deadline
@@ -58,11 +58,10 @@ class ApiLane:
         self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
 
     async def start(self) -> None:
-        always = {"Content-Type": "application/json", "User-Agent": f"penstock/{version('penstock')}"}
         for name, provider in self._providers.items():
             key = provider.api_key(name)
             self._keys[name] = (key or "").encode()
-            self._headers[name] = always | ({"Authorization": f"Bearer {key}"} if key else {})
+            self._headers[name] = {"Content-Type": "application/json", **headers_of(provider.kind, key)}
         limits = Limits(self._max_answer_bytes, SMALL_ANSWER_BYTES, CONNECT_TIMEOUT_S, KEEPALIVE_S)
         self._client = make_client(self._http_client, limits)
 
@@ -129,8 +128,7 @@ class ApiLane:
     def _target(self, name: str, endpoint: str) -> Target:
         """Raises UnusableRequest."""
         provider = self._providers[name]
-        url = provider.base_url + _path(provider.base_url, endpoint)
-        target = Target.of(url, self._headers[name], proxy=provider.proxy)
+        target = Target.of(address(provider.base_url, endpoint), self._headers[name], proxy=provider.proxy)
         if len(self._targets) < TARGETS_KEPT:
             self._targets[name, endpoint] = target
         return target
@@ -152,11 +150,6 @@ class _Reserved:
         """The answer came to nothing."""
         if self.room is not None:
             self.room.release()
-
-
-def _path(base_url: str, endpoint: str) -> str:
-    """Base URLs are customary with and without /v1; the endpoint always carries it."""
-    return endpoint.removeprefix("/v1") if base_url.endswith("/v1") else endpoint
 
 
 def _since(started: float) -> int:

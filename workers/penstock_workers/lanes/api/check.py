@@ -13,11 +13,13 @@ from urllib.parse import urlsplit
 from penstock_ledger.log_lines import one_line
 from penstock_workers.errors import MissingApiKey, PlainHttp
 from penstock_workers.lanes.row import LaneFinding
+from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ProviderSettings, WorkerSettings, proxy_variables
 
 SUBJECT = "provider"
 TIMEOUT_S = 10.0
 SHOWN_CHARS = 100  # of a refusal
+_LISTED = {"anthropic": "/v1/models", "gemini": "/v1beta/models"}  # by kind; else behind base_url as it is written
 NO_LIST = (404, 405, 501)  # a server that speaks chat and has no list of models
 
 
@@ -89,18 +91,18 @@ def _warning(seen: str, fix: str) -> LaneFinding:
 
 
 def _models(settings: ProviderSettings, key: str | None) -> tuple[int, str]:
-    parts = urlsplit(settings.base_url)
+    parts, listed = urlsplit(settings.base_url), _LISTED.get(settings.kind)
     via = urlsplit(settings.proxy) if settings.proxy else parts
     secure = parts.scheme == "https"
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     connection = kind(via.hostname or "", via.port, timeout=TIMEOUT_S)
-    target = f"{parts.path.rstrip('/')}/models"
+    target = f"{parts.path.rstrip('/')}/models" if listed is None else urlsplit(address(settings.base_url, listed)).path
     if settings.proxy and secure:
         connection.set_tunnel(parts.hostname or "", parts.port or 443)
     elif settings.proxy:
-        target = settings.base_url + "/models"
+        target = f"{settings.base_url}/models" if listed is None else address(settings.base_url, listed)
     try:
-        connection.request("GET", target, headers={"Authorization": f"Bearer {key}"} if key else {})
+        connection.request("GET", target, headers=dict(headers_of(settings.kind, key)))
         answer = connection.getresponse()
         return answer.status, answer.read(2_000).decode("utf-8", "replace")
     finally:

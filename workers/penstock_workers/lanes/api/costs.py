@@ -24,7 +24,7 @@ class Costs:
 
     def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
         self._profiles = {
-            name: profile_for(provider.base_url, provider.profile) for name, provider in providers.items()
+            name: profile_for(provider.base_url, provider.metering) for name, provider in providers.items()
         }
         self._estimators = {name: Estimator() for name in providers}
         self._sharing: asyncio.Task[None] | None = None

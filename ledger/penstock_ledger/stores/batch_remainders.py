@@ -1,0 +1,156 @@
+"""Documents that a provider batch left without an outcome, until a later one has them.
+
+A document has one row at most. Reading the same answers twice changes nothing: a row is only added for a document that has
+neither an outcome nor a row, and only the batch that has a document now may give it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, bindparam, delete, func, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from penstock_ledger.model import ItemKey
+from penstock_ledger.provider_batch import Remainder, Waiting
+from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.tables import batch_remainders as table
+from penstock_ledger.stored_values import bounded_count, bounded_figure
+from penstock_ledger.stores.outcome_insert import terminal_keys
+
+IDS_MAX: Final = 500  # per statement
+PAGE: Final = 1_000
+
+_MOVE: Final = update(table).where(table.c.tag == bindparam("from_tag")).values(tag=bindparam("to_tag"))
+_AGAIN: Final = (
+    update(table)
+    .where(
+        table.c.job_id == bindparam("job"), table.c.generation == bindparam("nth"), table.c.doc_id == bindparam("doc"),
+        table.c.tag == bindparam("from_tag"),
+    )
+    .values(
+        tag=None, attempts=bindparam("now_attempts"), calls=bindparam("now_calls"), prompt_tokens=bindparam("now_in"),
+        completion_tokens=bindparam("now_out"), cost_microusd=bindparam("now_cost"), reason=bindparam("why"),
+        since=bindparam("now"),
+    )
+)  # fmt: skip
+
+
+class RemainderStore:
+    """Of all jobs."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def waiting(self, job_ids: Collection[str]) -> list[Waiting]:
+        """How many documents of these jobs are in no batch, by feed."""
+        query = (
+            select(table.c.job_id, table.c.generation, func.count(), func.min(table.c.since))
+            .where(table.c.job_id.in_(job_ids), table.c.tag.is_(None))
+            .group_by(table.c.job_id, table.c.generation)
+            .order_by(table.c.job_id, table.c.generation)
+        )
+        return self._db.read(lambda connection: [Waiting(*row) for row in connection.execute(query)]) if job_ids else []
+
+    def elsewhere(self, keys: Collection[ItemKey], tag: str) -> set[ItemKey]:
+        """Those of ``keys`` that wait, or that another batch than ``tag`` has by now."""
+        found = set[ItemKey]()
+        for (job_id, generation), docs in _by_feed(keys).items():
+            query = select(table.c.doc_id).where(table.c.job_id == job_id, table.c.generation == generation)
+            query = query.where(or_(table.c.tag.is_(None), table.c.tag != tag))
+            for start in range(0, len(docs), IDS_MAX):
+                rows = self._rows(query.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])))
+                found.update(ItemKey(job_id, generation, row.doc_id) for row in rows)
+        return found
+
+    def unclaimed(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[Remainder]:
+        """Those of a feed that are in no batch, by document id; read in pages."""
+        return self._paged(page, table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None))
+
+    def of_batch(self, tag: str, page: int = PAGE) -> Iterator[Remainder]:
+        """Those that a batch has, by document id; read in pages."""
+        return self._paged(page, table.c.tag == tag)
+
+    def _paged(self, page: int, *conditions: Any) -> Iterator[Remainder]:
+        query = select(table).where(*conditions).order_by(table.c.doc_id).limit(page)
+        rows = self._rows(query)
+        while rows:
+            yield from map(_remainder_of, rows)
+            rows = self._rows(query.where(table.c.doc_id > rows[-1].doc_id)) if len(rows) == page else []
+
+    def _rows(self, query: Any) -> Sequence[Row[Any]]:
+        return self._db.read(lambda connection: connection.execute(query).all())
+
+
+def claim(connection: Connection, keys: Sequence[ItemKey], tag: str) -> bool:
+    """Give waiting documents of one feed to a batch, as part of a larger transaction; False where another has some of them."""
+    claimed = 0
+    for start in range(0, len(keys), IDS_MAX):
+        some = keys[start : start + IDS_MAX]
+        claimed += connection.execute(
+            update(table)
+            .where(table.c.job_id == some[0].job_id, table.c.generation == some[0].generation)
+            .where(table.c.doc_id.in_([key.doc_id for key in some]), table.c.tag.is_(None))
+            .values(tag=tag)
+        ).rowcount
+    return claimed == len(keys)
+
+
+def put_back(connection: Connection, tag: str, left: Sequence[Remainder]) -> None:
+    """Note what batch ``tag`` left without an outcome, as part of a larger transaction."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    now, fresh = time.time(), list[Remainder]()
+    for one in left:
+        if connection.execute(_AGAIN, _again(one, tag, now)).rowcount == 0:
+            fresh.append(one)
+    done = terminal_keys(connection, [one.key for one in fresh])
+    rows = [_row(one, now) for one in fresh if one.key not in done]
+    if rows:
+        connection.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
+
+
+def forget(connection: Connection, keys: Iterable[ItemKey]) -> None:
+    """These documents have their outcomes, as part of the transaction that writes them."""
+    for (job_id, generation), docs in _by_feed(keys).items():
+        of_feed = delete(table).where(table.c.job_id == job_id, table.c.generation == generation)
+        for start in range(0, len(docs), IDS_MAX):
+            connection.execute(of_feed.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])))
+
+
+def move(connection: Connection, from_tag: str, to_tag: str) -> None:
+    """What one batch had, another one has, as part of a larger transaction."""
+    connection.execute(_MOVE, {"from_tag": from_tag, "to_tag": to_tag})
+
+
+def _by_feed(keys: Iterable[ItemKey]) -> dict[tuple[str, int], list[str]]:
+    feeds: dict[tuple[str, int], list[str]] = {}
+    for job_id, generation, doc_id in keys:
+        feeds.setdefault((job_id, generation), []).append(doc_id)
+    return feeds
+
+
+def _again(one: Remainder, tag: str, now: float) -> dict[str, Any]:
+    return {
+        "job": one.key.job_id, "nth": one.key.generation, "doc": one.key.doc_id, "from_tag": tag,
+        "now_attempts": bounded_count(one.attempts), "now_calls": bounded_count(one.calls),
+        "now_in": bounded_figure(one.prompt_tokens), "now_out": bounded_figure(one.completion_tokens),
+        "now_cost": bounded_figure(one.cost_microusd), "why": one.reason, "now": now,
+    }  # fmt: skip
+
+
+def _row(one: Remainder, now: float) -> dict[str, Any]:
+    return {
+        "job_id": one.key.job_id, "generation": one.key.generation, "doc_id": one.key.doc_id, "position": one.position,
+        "tag": None, "attempts": bounded_count(one.attempts), "calls": bounded_count(one.calls),
+        "prompt_tokens": bounded_figure(one.prompt_tokens), "completion_tokens": bounded_figure(one.completion_tokens),
+        "cost_microusd": bounded_figure(one.cost_microusd), "reason": one.reason, "since": now,
+    }  # fmt: skip
+
+
+def _remainder_of(row: Row[Any]) -> Remainder:
+    return Remainder(
+        ItemKey(row.job_id, row.generation, row.doc_id), row.position, row.attempts, row.calls, row.prompt_tokens,
+        row.completion_tokens, row.cost_microusd, row.reason,
+    )  # fmt: skip

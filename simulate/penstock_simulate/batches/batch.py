@@ -1,0 +1,91 @@
+"""One batch as every dialect has it: its input, its times and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock_simulate.batches.course import Course
+from penstock_simulate.batches.index import Index
+from penstock_simulate.batches.intake import Problem, Reader
+from penstock_simulate.batches.results import Results, Wording
+from penstock_simulate.config import SimulatorConfig
+
+
+class Counts(NamedTuple):
+    """``total`` is 0 while the input is being read."""
+
+    total: int
+    good: int
+    bad: int = 0
+    undone: int = 0  # at the end of one that was cancelled or expired
+
+
+class Queue(NamedTuple):
+    """What the batches hold that are not over, a new one among them."""
+
+    model: str
+    tokens: int  # of the prompts of this model's batches
+    requests: int  # of all batches of the dialect
+
+
+class Dialect(NamedTuple):
+    """How the requests of one batch are read and answered."""
+
+    name: str
+    reader: Reader
+    wording: Wording
+    no_room: Callable[[Queue, SimulatorConfig], Problem | None]  # why a batch with which the queue were so is refused
+    shuffled: bool = True  # whether results come in any order; those in the input's order are never spoilt
+
+
+@dataclass(slots=True)
+class Batch:
+    """``tag`` is what the client said about it, for people: metadata, a display name."""
+
+    id: str
+    dialect: Dialect
+    source: Path
+    course: Course
+    tag: Any = None
+    model: str = ""
+    requests: int = 0
+    tokens: int = 0  # of the prompts
+    problems: Sequence[Problem] = ()  # why it was refused
+    index: Index | None = None  # while it runs: once it was read, until its results are written
+    results: Results | None = None
+    writing: asyncio.Task[None] | None = None  # of the results, from when they are first asked for
+    reads: int = 0  # of results, but for those that were broken off
+    deleted: bool = False
+
+    def counts(self, now: float) -> Counts:
+        """Live while it runs, by the clock; exact at its end."""
+        if self.results is not None:
+            return Counts(self.requests, self.results.succeeded, self.results.refused, self.results.undone)
+        if self.index is None:
+            return Counts(0, 0)
+        done = self.course.done(self.requests, now)
+        good = self.index.good(done)
+        undone = self.requests - done if self.course.is_over(now) else 0
+        return Counts(self.requests, good, done - good, undone)
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """For `GET /batches` of the simulator itself."""
+        counts = self.counts(now)
+        return {
+            "id": self.id,
+            "dialect": self.dialect.name,
+            "status": self.course.status(now),
+            "over": self.course.is_over(now),
+            "created_at": self.course.created_at,
+            "tag": self.tag,
+            "requests": self.requests,
+            "answered": counts.good,
+            "failed": counts.bad,
+            "undone": counts.undone,
+            "reads": self.reads,
+            "deleted": self.deleted,
+        }

@@ -1,0 +1,102 @@
+"""Files of a provider on this machine's disk, in a temporary folder that goes with the simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterable
+from pathlib import Path
+from typing import IO
+
+PREFIX, LOCK = "penstock-simulate-", "lock"
+MAX_STORED_BYTES = 64 * 1024**3  # of all files together: what one machine's disk should give to a simulator
+
+
+class TooLarge(Exception):
+    """A file is larger than may be, or there is no room for it."""
+
+
+class Folder:
+    """Writes and removes files under names of its own, in a folder that is made for the first. Close it at the end."""
+
+    def __init__(self) -> None:
+        self._place: Path | None = None
+        self._lock: IO[bytes] | None = None  # held as long as the folder is in use
+        self.stored = 0  # bytes of the files, but for indexes
+
+    def new(self, ending: str = "") -> Path:
+        """A path that no file has."""
+        if self._place is None:
+            self._place, self._lock = _made()
+            _sweep()
+        return self._place / (uuid.uuid4().hex + ending)
+
+    def empty(self) -> Path:
+        """A new file without bytes."""
+        path = self.new()
+        path.touch()
+        return path
+
+    async def write(self, chunks: AsyncIterable[bytes], most: int) -> Path:
+        """A new file with these bytes. Raises TooLarge above ``most``; then nothing is left of it."""
+        path = self.empty()
+        try:
+            await self.extend(path, chunks, most)
+        except BaseException:
+            self.remove(path)
+            raise
+        return path
+
+    async def extend(self, path: Path, chunks: AsyncIterable[bytes], most: int) -> None:
+        """Put these bytes behind those that are there. Raises TooLarge where it has more than ``most`` then."""
+        with path.open("ab") as file:
+            size = file.tell()
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > most or self.stored + len(chunk) > MAX_STORED_BYTES:
+                    raise TooLarge
+                file.write(chunk)
+                self.stored += len(chunk)
+
+    def keep(self, path: Path) -> None:
+        """Count a file that was written here."""
+        self.stored += path.stat().st_size
+
+    def link(self, path: Path) -> Path:
+        """Another name for the same file, which outlives the first. It does not count again."""
+        other = self.new(path.suffix)
+        os.link(path, other)
+        return other
+
+    def remove(self, path: Path) -> None:
+        """Where it is. A download that goes on keeps its open file."""
+        if path.exists():
+            self.stored = max(0, self.stored - path.stat().st_size)
+            path.unlink()
+
+    def close(self) -> None:
+        if self._place is not None and self._lock is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+            self._lock.close()
+            self._place = None
+
+
+def _made() -> tuple[Path, IO[bytes]]:
+    """A new folder and its lock, which is there only once it is held."""
+    place = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = (place / "lock.new").open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (place / "lock.new").rename(place / LOCK)
+    return place, lock
+
+
+def _sweep() -> None:
+    """Remove the folders of simulators that were killed: those whose lock is free."""
+    for left in Path(tempfile.gettempdir()).glob(PREFIX + "*/" + LOCK):
+        with contextlib.suppress(OSError), left.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Gemini's files and batches."""

@@ -1,0 +1,1 @@
+"""OpenAI's Files and Batches, as every OpenAI-shaped provider has them."""

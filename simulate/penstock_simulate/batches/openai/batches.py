@@ -1,0 +1,167 @@
+"""OpenAI's `/v1/batches`: create, look, list and cancel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from aiohttp import web
+
+from penstock_simulate.answers import refusals
+from penstock_simulate.batches import pages
+from penstock_simulate.batches.batch import Batch, Dialect
+from penstock_simulate.batches.course import Status
+from penstock_simulate.batches.openai.asked import WINDOW, endpoint_of, given_in, metadata_of, outputs_expire_s
+from penstock_simulate.batches.openai.check import OpenAIReader, no_room
+from penstock_simulate.batches.openai.file_store import EXPIRES_S, OUTPUT, FileStore
+from penstock_simulate.batches.openai.lines import OpenAIWording
+from penstock_simulate.batches.refused import Refused
+from penstock_simulate.batches.sent import json
+from penstock_simulate.batches.shop import BatchShop
+from penstock_simulate.reply import Usage
+
+PAGE, MAX_PAGE = 20, 100
+
+
+@dataclass(slots=True)
+class OpenAIBatch:
+    """A batch with what was said when it was created, and the ids of its files once it is over."""
+
+    batch: Batch
+    input_file_id: str
+    endpoint: str
+    metadata: dict[str, str] | None
+    outputs_expire_s: float = EXPIRES_S
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    filed: bool = False  # whether its results have become files
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """The object as OpenAI has it. Times that have not come are null."""
+        batch, counts = self.batch, self.batch.counts(now)
+        course, usage = batch.course, batch.results.usage if batch.results else None
+        at = {moment.status: int(moment.at) for moment in course.moments(now)}
+        failed = course.status(now) is Status.FAILED
+        return {
+            "id": batch.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "model": batch.model or None,
+            "errors": self._errors() if failed else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": WINDOW,
+            "status": course.status(now),
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": int(course.created_at),
+            "in_progress_at": at.get(Status.IN_PROGRESS),
+            "expires_at": int(course.expires_at),
+            "finalizing_at": at.get(Status.FINALIZING),
+            "completed_at": at.get(Status.COMPLETED),
+            "failed_at": at.get(Status.FAILED),
+            "expired_at": at.get(Status.EXPIRED),
+            "cancelling_at": at.get(Status.CANCELLING),
+            "cancelled_at": at.get(Status.CANCELLED),
+            "request_counts": {"total": counts.total, "completed": counts.good, "failed": counts.bad + counts.undone},
+            "usage": None if usage is None else _usage(usage),
+            "metadata": self.metadata,
+        }
+
+    def _errors(self) -> dict[str, Any]:
+        return {"object": "list", "data": [problem._asdict() for problem in self.batch.problems]}
+
+
+class OpenAIBatches:
+    """Handlers of aiohttp."""
+
+    def __init__(self, shop: BatchShop, store: FileStore) -> None:
+        self._shop, self._store = shop, store
+        self._batches: dict[str, OpenAIBatch] = {}
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/batches", self.create),
+            web.get("/v1/batches", self.page),
+            web.get("/v1/batches/{id}", self.look),
+            web.post("/v1/batches/{id}/cancel", self.cancel),
+        ]
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        """Faults of the input are found later: the batch is created, and then fails."""
+        self._enter("batches.create", request, spends=True)
+        given = given_in(await request.read())
+        endpoint, metadata = endpoint_of(given), metadata_of(given.get("metadata"))
+        source = self._store.get_input(given.get("input_file_id"), self._shop.now())
+        dialect = Dialect("openai", OpenAIReader(endpoint), OpenAIWording(), no_room)
+        kept = self._shop.folder.link(source.path)  # the client may delete its file while the batch runs
+        batch = self._shop.submit("batch_" + uuid4().hex, dialect, kept, metadata)
+        made = OpenAIBatch(batch, source.id, endpoint, metadata, outputs_expire_s(given))
+        self._batches[batch.id] = made
+        if self._shop.strikes("create", self._shop.config.batch_create_500_share):
+            raise Refused(refusals.failed())
+        return await self._answer(made)
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        self._enter("batches.list", request)
+        names = list(reversed(self._batches))
+        limit = pages.limit_of(request.query, PAGE, MAX_PAGE)
+        page, more = pages.after(names, request.query.get("after"), limit)
+        return json(
+            {"object": "list"} | pages.listed([await self._shown(self._batches[name]) for name in page], more=more)
+        )
+
+    async def look(self, request: web.Request) -> web.StreamResponse:
+        self._enter("batches.retrieve", request)
+        return await self._answer(self._batch(request))
+
+    async def cancel(self, request: web.Request) -> web.StreamResponse:
+        self._enter("batches.cancel", request)
+        found = self._batch(request)
+        if not self._shop.cancel(found.batch):
+            status = found.batch.course.status(self._shop.now())
+            raise Refused(refusals.invalid(f"Cannot cancel a batch with status '{status}'.", status=409))
+        return await self._answer(found)
+
+    def _enter(self, call: str, request: web.Request, *, spends: bool = False) -> None:
+        self._shop.enter(call, request.headers.get("Authorization"), spends=spends)
+
+    def _batch(self, request: web.Request) -> OpenAIBatch:
+        ident = request.match_info["id"]
+        found = self._batches.get(ident)
+        if found is None:
+            raise Refused(refusals.invalid(f"No batch found with id '{ident}'.", "batch_id", status=404))
+        return found
+
+    async def _answer(self, found: OpenAIBatch) -> web.Response:
+        return json(await self._shown(found))
+
+    async def _shown(self, found: OpenAIBatch) -> dict[str, Any]:
+        """A batch that is over shows its files, so they are there by then."""
+        now = self._shop.now()
+        results = await self._shop.results(found.batch, now)
+        if results is not None and not found.filed:
+            found.filed = True
+            found.output_file_id = self._file(found, results.answers, "output", now)
+            found.error_file_id = self._file(found, results.errors, "error", now)
+        return found.shown(now)
+
+    def _file(self, found: OpenAIBatch, path: Path | None, kind: str, now: float) -> str | None:
+        """No file where there is nothing to put in it, never an empty one."""
+        if path is None:
+            return None
+        name = f"{found.batch.id}_{kind}.jsonl"
+        file = self._store.add(path, now, name, OUTPUT, found.outputs_expire_s)
+        file.of = found.batch
+        return file.id
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt + usage.completion,
+    }

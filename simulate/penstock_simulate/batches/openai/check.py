@@ -1,0 +1,108 @@
+"""What OpenAI's validation of a batch input finds, line by line: the batch fails with all of it listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock_simulate.answers.calls import EMBEDDINGS
+from penstock_simulate.batches.batch import Queue
+from penstock_simulate.batches.intake import Asked, Problem, Span
+from penstock_simulate.batches.openai.lines import read_line
+from penstock_simulate.config import SimulatorConfig
+
+MAX_REQUESTS = 50_000  # lines, and with embeddings their texts too
+
+
+class OpenAIReader:
+    """Checks one input file against the endpoint that its batch was created for."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.problems: list[Problem] = []
+        self._endpoint = endpoint
+        self._model: str | None = None
+        self._seen: set[str] = set()
+        self._texts = 0
+
+    def spans(self, source: Path) -> Iterator[Span]:
+        """One line more than there may be at most: the rest of such a file is not read."""
+        offset = 0
+        with source.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                yield Span(offset, raw)
+                offset += len(raw)
+                if number > MAX_REQUESTS:
+                    return
+
+    def checked(self, raw: bytes, number: int) -> Asked | None:
+        try:
+            line = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            line = None
+        if not isinstance(line, dict):
+            self._add("invalid_json_line", "This line is not parseable as valid JSON.", number)
+            return None
+        problem = _shape(line) or self._fits(line)
+        if problem is not None:
+            self._add(*problem[:2], number, problem[2])
+            return None
+        asked = read_line(line)
+        self._texts += len(asked.call.texts)
+        return asked
+
+    def whole(self, requests: int) -> None:
+        if requests == 0:
+            self.problems.append(Problem("empty_file", "The input file is empty: it must have at least one request."))
+        elif requests > MAX_REQUESTS:
+            message = f"The input file has more requests than the {MAX_REQUESTS} that one batch may have."
+            self.problems = [Problem("too_many_tasks", message)]
+        elif self._endpoint == EMBEDDINGS and self._texts > MAX_REQUESTS:
+            message = f"The requests have {self._texts} embedding inputs together; a batch may have {MAX_REQUESTS}."
+            self.problems.append(Problem("too_many_tasks", message))
+
+    def _fits(self, line: dict[str, Any]) -> tuple[str, str, str] | None:
+        """How a line differs from the batch or the lines before it."""
+        custom_id, model = line["custom_id"], line["body"].get("model")
+        if line["url"] != self._endpoint:
+            told = f"The url {line['url']!r} does not match the batch's endpoint {self._endpoint!r}."
+            return "url_mismatch", told, "url"
+        if custom_id in self._seen:
+            told = f"The custom_id {custom_id!r} is a duplicate: it must be unique for each request in a batch."
+            return "duplicate_custom_id", told, "custom_id"
+        self._seen.add(custom_id)
+        if self._model is None:
+            self._model = model
+        if model != self._model:
+            told = f"The model {model!r} is not that of the lines before, {self._model!r}: a batch has one model."
+            return "model_mismatch", told, "body.model"
+        return None
+
+    def _add(self, code: str, message: str, line: int, param: str | None = None) -> None:
+        self.problems.append(Problem(code, message, line, param))
+
+
+def _shape(line: dict[str, Any]) -> tuple[str, str, str] | None:
+    """What is missing in a line, or is of the wrong kind."""
+    if not isinstance(line.get("custom_id"), str) or not line["custom_id"]:
+        return "missing_required_parameter", "Missing required parameter: 'custom_id'.", "custom_id"
+    if line.get("method") != "POST":
+        return "invalid_method", f"Invalid method {line.get('method')!r}: only 'POST' is supported.", "method"
+    if not isinstance(line.get("url"), str):
+        return "missing_required_parameter", "Missing required parameter: 'url'.", "url"
+    if not isinstance(line.get("body"), dict):
+        return "missing_required_parameter", "Missing required parameter: 'body'.", "body"
+    return None
+
+
+def no_room(queue: Queue, config: SimulatorConfig) -> Problem | None:
+    most = config.batch_enqueued_tokens
+    if most is None or queue.tokens <= most:
+        return None
+    message = (
+        f"Enqueued token limit reached for {queue.model} in this organization. Limit: {most:,} enqueued tokens. "
+        "Please try again once some in_progress batches have been completed."
+    )
+    return Problem("token_limit_exceeded", message)

@@ -1,0 +1,231 @@
+"""The clients of batch APIs against the simulated provider: every dialect keeps the same contract."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_servers import KEY, KEY_VARIABLE, TAG, all_answers, packed, provider_at
+
+from penstock_simulate import SimulatorConfig
+from penstock_simulate.web import running
+from penstock_workers.lanes.batch.apis.http import Times
+from penstock_workers.lanes.batch.provider import (
+    TOKEN_CAP_CODES,
+    AccountStopped,
+    BatchAnswer,
+    BatchGone,
+    BatchProvider,
+    BatchSeen,
+    Counts,
+    NewBatch,
+    TokenCapReached,
+    Unclear,
+    UnreadableLine,
+)
+
+FAST = {"batch_s": 0.0, "batch_step_s": 0.0}
+QUICK = Times(pause_s=0.01)
+IDS = [f"doc-{number}" for number in range(50)]
+ENDPOINTS = {"openai": "/v1/chat/completions", "anthropic": "/v1/messages", "gemini": "/v1beta/generateContent"}
+CHAT = b'{"model":"sim-small","max_tokens":50,"messages":[{"role":"user","content":"Read it."}]}'
+BODIES = {
+    "openai": CHAT,
+    "anthropic": CHAT,
+    "gemini": b'{"model":"sim-small","contents":[{"role":"user","parts":[{"text":"Read it."}]}]}',
+}
+USAGE = {"openai": "usage", "anthropic": "usage", "gemini": "usageMetadata"}
+KINDS = pytest.mark.parametrize("kind", list(ENDPOINTS))
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+
+
+@asynccontextmanager
+async def simulated(kind: str, **config: Any) -> AsyncIterator[BatchProvider]:
+    async with running(SimulatorConfig(**{**FAST, **config})) as url, provider_at(url, kind, QUICK) as provider:
+        yield provider
+
+
+def new_batch(provider: BatchProvider, kind: str, folder: Path, ids: list[str] | None = None) -> NewBatch:
+    return packed(folder, provider, ids or IDS, ENDPOINTS[kind], BODIES[kind], model="sim-small")
+
+
+async def created(provider: BatchProvider, batch: NewBatch) -> BatchSeen:
+    return await provider.create(batch._replace(file_id=await provider.upload(batch)))
+
+
+async def ended(provider: BatchProvider, seen: BatchSeen) -> BatchSeen:
+    async with asyncio.timeout(20):
+        while not seen.ended:
+            await asyncio.sleep(0.01)
+            seen = await provider.look(seen.batch_id)
+    return seen
+
+
+def by_id(answers: list[BatchAnswer | UnreadableLine]) -> dict[str, BatchAnswer]:
+    return {answer.custom_id: answer for answer in answers if isinstance(answer, BatchAnswer)}
+
+
+@KINDS
+async def test_a_batch_goes_its_whole_way(kind: str, tmp_path: Path) -> None:
+    """Packed, sent, looked at and read: each document has one answer, under its own id."""
+    async with simulated(kind) as provider:
+        seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path)))
+        answers = await all_answers(provider, seen)
+        assert seen.counts == Counts(50, 50, 0)
+        assert (seen.expired, seen.cancelled, seen.problems) == (False, False, ())
+        assert len(answers) == 50
+        assert sorted(by_id(answers)) == sorted(IDS)
+        assert all(
+            answer.status == 200 and USAGE[kind] in json.loads(answer.body) for answer in by_id(answers).values()
+        )
+
+
+@KINDS
+async def test_requests_that_fail_have_their_status(kind: str, tmp_path: Path) -> None:
+    """An error of one request is an answer with the status and the body that real time would have shown."""
+    async with simulated(kind, error_rate=0.3, overload_rate=0.3) as provider:
+        seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path)))
+        answers = by_id(await all_answers(provider, seen))
+    failed = {answer.custom_id: answer for answer in answers.values() if answer.status != 200}
+    assert set(answers) == set(IDS)
+    assert {answer.status for answer in failed.values()} == ({500, 529} if kind == "anthropic" else {500, 503})
+    assert all("error" in json.loads(answer.body) for answer in failed.values())
+    assert seen.counts == Counts(50, 50 - len(failed), len(failed))
+
+
+@KINDS
+async def test_a_create_that_worked_and_answered_500_is_found(kind: str, tmp_path: Path) -> None:
+    """Unclear, then adopted by its tag; Anthropic's is known when it has ended. One of another tag is not."""
+    async with simulated(kind, batch_create_500_share=1.0) as provider:
+        since = time.time()
+        batch = new_batch(provider, kind, tmp_path)
+        with pytest.raises(Unclear):
+            await created(provider, batch)
+        async with asyncio.timeout(20):
+            seen = None
+            while seen is None:
+                try:
+                    seen = await provider.find(TAG, since)
+                    assert seen is not None, "it was created"
+                except Unclear:
+                    await asyncio.sleep(0.01)
+            assert sorted(by_id(await all_answers(provider, await ended(provider, seen)))) == sorted(IDS)
+        assert await provider.find("another-tag-1234567890", since) is None
+
+
+@pytest.mark.parametrize("kind", ["openai", "gemini"])
+async def test_an_upload_that_worked_and_answered_500_is_found(kind: str, tmp_path: Path) -> None:
+    """The file is there under the tag's name, and is not sent again."""
+    async with simulated(kind, batch_upload_500_share=1.0) as provider:
+        batch = new_batch(provider, kind, tmp_path)
+        with pytest.raises(Unclear):
+            await provider.upload(batch)
+        file_id = await provider.find_upload(TAG)
+        assert file_id is not None
+        assert (await ended(provider, await provider.create(batch._replace(file_id=file_id)))).counts == Counts(
+            50, 50, 0
+        )
+        assert await provider.find_upload("another-tag") is None
+
+
+@KINDS
+async def test_downloads_that_break_bring_every_answer_once(kind: str, tmp_path: Path) -> None:
+    """Half of all downloads end half-way."""
+    async with simulated(kind, batch_cut_share=0.5, seed=3) as provider:
+        seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path)))
+        for _ in range(4):
+            answers = await all_answers(provider, seen)
+            assert sorted(by_id(answers)) == sorted(IDS)
+            assert len(answers) == 50
+
+
+@KINDS
+async def test_spoilt_lines_cost_only_themselves(kind: str, tmp_path: Path) -> None:
+    """Lines that are cut are named one by one; those around them are read."""
+    async with simulated(kind, batch_spoilt_share=0.4) as provider:
+        seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path)))
+        answers = await all_answers(provider, seen)
+    unreadable = [answer for answer in answers if isinstance(answer, UnreadableLine)]
+    assert unreadable
+    assert set(IDS) - set(by_id(answers)), "a cut line's answer is not guessed"
+    assert len(set(IDS) & set(by_id(answers))) >= 25
+
+
+@KINDS
+async def test_a_batch_that_expires_keeps_what_it_has(kind: str, tmp_path: Path) -> None:
+    """The rest of its requests say that they ran out of time."""
+    async with simulated(kind, batch_expired_share=1.0) as provider:
+        seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path)))
+        answers = by_id(await all_answers(provider, seen))
+    assert seen.expired
+    if kind == "gemini":  # it gives nothing out of a batch that expired
+        assert answers == {}
+        return
+    assert set(answers) == set(IDS)
+    assert {answer.error for answer in answers.values()} == {None, "batch_expired"}
+    assert all((answer.status is None) == (answer.error is not None) for answer in answers.values())
+
+
+@KINDS
+async def test_a_batch_that_is_cancelled_ends(kind: str, tmp_path: Path) -> None:
+    """Its requests say so; one that is cancelled again, or was over before, is shown as it is."""
+    async with simulated(kind, batch_s=60.0) as provider:
+        made = await created(provider, new_batch(provider, kind, tmp_path))
+        seen = await ended(provider, await provider.cancel(made.batch_id))
+        assert seen.cancelled
+        answers = by_id(await all_answers(provider, seen))
+        assert {answer.error for answer in answers.values()} <= {None, "batch_cancelled"}
+        assert (await provider.cancel(made.batch_id)).ended
+
+
+async def test_a_batch_that_fails_its_validation_says_where(tmp_path: Path) -> None:
+    """The provider names each line; nothing of it was computed."""
+    async with simulated("openai") as provider:
+        seen = await ended(provider, await created(provider, new_batch(provider, "openai", tmp_path, ["a", "b", "a"])))
+    assert [(problem.code, problem.line) for problem in seen.problems] == [("duplicate_custom_id", 3)]
+    assert seen.outputs == ()
+
+
+async def test_a_full_account_of_gemini_is_told_at_once(tmp_path: Path) -> None:
+    """It has no code of its own: its words are known."""
+    async with simulated("gemini", batch_enqueued_tokens=1) as provider:
+        with pytest.raises(TokenCapReached):
+            await created(provider, new_batch(provider, "gemini", tmp_path))
+
+
+async def test_a_full_account_is_told_from_a_bad_batch(tmp_path: Path) -> None:
+    """The reason has a code of its own, by which the same batch is sent again later."""
+    async with simulated("openai", batch_enqueued_tokens=1) as provider:
+        seen = await ended(provider, await created(provider, new_batch(provider, "openai", tmp_path)))
+    assert {problem.code for problem in seen.problems} <= TOKEN_CAP_CODES
+    assert seen.problems
+
+
+@KINDS
+async def test_a_wrong_key_stops_the_account(kind: str, tmp_path: Path) -> None:
+    """Not the batch: no other batch of this key would fare better."""
+    async with simulated(kind, api_key="another") as provider:
+        with pytest.raises(AccountStopped):
+            await created(provider, new_batch(provider, kind, tmp_path))
+
+
+@KINDS
+async def test_what_is_deleted_is_gone(kind: str, tmp_path: Path) -> None:
+    """Its outputs cannot be read any more, and deleting once more is no error."""
+    async with simulated(kind) as provider:
+        seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path)))
+        await all_answers(provider, seen)
+        await provider.delete(seen)
+        with pytest.raises(BatchGone):
+            await all_answers(provider, seen)
+        await provider.delete(seen)

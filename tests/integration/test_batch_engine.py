@@ -1,0 +1,398 @@
+"""What a worker of the batch lane makes of everything that a provider may do: a whole engine, and a provider in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import RedisServer
+
+from penstock_ledger import BatchState, ProviderBatchStore
+from penstock_ledger.model import Counts, Job, JobState
+from penstock_producer import Producer
+from penstock_workers.lanes.batch import engine as engine_module
+from penstock_workers.lanes.batch import journey, leader
+from penstock_workers.lanes.batch.engine import BatchEngine
+from penstock_workers.lanes.batch.provider import (
+    AccountStopped,
+    BatchAnswer,
+    BatchGone,
+    BatchLimits,
+    BatchRefused,
+    BatchSeen,
+    LineProblem,
+    NewBatch,
+    TokenCapReached,
+    Unclear,
+    UnreadableLine,
+)
+from penstock_workers.lanes.batch.records import NoQueue
+from penstock_workers.metrics.samples import Sample
+from penstock_workers.settings import WorkerSettings
+
+USAGE = {"prompt_tokens": 10, "completion_tokens": 5}
+Answers = Callable[[str, int], BatchAnswer | None]  # of a custom_id in the n-th batch
+
+
+def good(name: str, _nth: int = 0) -> BatchAnswer | None:
+    choice = {"message": {"role": "assistant", "content": f"about {name}"}, "finish_reason": "stop"}
+    return BatchAnswer(name, 200, json.dumps({"model": "m", "choices": [choice], "usage": USAGE}).encode(), "req-1")
+
+
+@dataclass
+class Memory:
+    """A provider that keeps its batches in memory. What is set makes it do what providers do on bad days."""
+
+    limits = BatchLimits(requests=100, total_bytes=100_000, line_bytes=1_000)
+    answer: Answers = good
+    problems: Callable[[list[str], int], tuple[LineProblem, ...]] = lambda names, nth: ()
+    odd: tuple[BatchAnswer | UnreadableLine, ...] = ()  # at the beginning of every output
+    expired: Callable[[int], bool] = lambda nth: False
+    errors: dict[str, list[Exception]] = field(default_factory=dict)  # of calls, each raised once, in their order
+    works_all_the_same: bool = False  # a create that raises has made its batch
+    ended: bool = True
+    made: list[NewBatch] = field(default_factory=list)
+    names: list[list[str]] = field(default_factory=list)
+    uploads: int = 0
+    cancelled: set[str] = field(default_factory=set)
+    deleted: list[str | None] = field(default_factory=list)
+
+    def line(self, custom_id: str, endpoint: str, body: bytes) -> bytes:
+        return json.dumps({"custom_id": custom_id, "url": endpoint, "body": json.loads(body)}).encode() + b"\n"
+
+    async def upload(self, batch: NewBatch) -> str | None:
+        self._raise("upload")
+        self.uploads += 1
+        return f"file-{batch.tag}"
+
+    async def find_upload(self, tag: str) -> str | None:
+        return None
+
+    async def create(self, batch: NewBatch) -> BatchSeen:
+        if not self.errors.get("create") or self.works_all_the_same:
+            self.made.append(batch)
+            self.names.append([json.loads(line)["custom_id"] for line in batch.path.read_text().splitlines()])
+        self._raise("create")
+        return self._seen(len(self.made) - 1)
+
+    async def find(self, tag: str, since: float) -> BatchSeen | None:
+        self._raise("find")
+        return next((self._seen(nth) for nth, batch in enumerate(self.made) if batch.tag == tag), None)
+
+    async def look(self, batch_id: str) -> BatchSeen:
+        self._raise("look")
+        return self._seen(int(batch_id))
+
+    async def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
+        self._raise("answers")
+        for line in self.odd:
+            yield line
+        nth = int(seen.batch_id)
+        for name in reversed(self.names[nth]):
+            found = None if seen.expired else self.answer(name, nth)
+            if found is not None:
+                yield found
+
+    async def cancel(self, batch_id: str) -> BatchSeen:
+        self.cancelled.add(batch_id)
+        return self._seen(int(batch_id))
+
+    async def delete(self, seen: BatchSeen) -> None:
+        self.deleted.append(seen.file_id)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _seen(self, nth: int) -> BatchSeen:
+        over, stopped = self.ended, str(nth) in self.cancelled
+        problems = self.problems(self.names[nth], nth)
+        return BatchSeen(
+            str(nth), "ended" if over else "runs", over or stopped, None, expired=self.expired(nth), cancelled=stopped,
+            problems=problems, outputs=("out",), file_id=self.made[nth].file_id,
+        )  # fmt: skip
+
+    def _raise(self, call: str) -> None:
+        waiting = self.errors.get(call, [])
+        if waiting:
+            raise waiting.pop(0)
+
+
+class NoControl:
+    def figures(self) -> Iterator[Sample]:
+        yield from ()
+
+
+@dataclass
+class House:
+    settings: WorkerSettings
+    producer: Producer
+    folder: Path
+    provider: Memory
+
+    def submit(self, documents: int = 10, **spec: Any) -> Job:
+        source = self.folder / "docs.jsonl"
+        source.write_text("".join(f'{{"id": "d{n}", "text": "x{n}"}}\n' for n in range(documents)))
+        return self.producer.submit(source, {"lane": "batch", "model": "m", "prompt": "{text}", **spec})
+
+    def counts(self, job: Job) -> Counts:
+        return self.producer.status(job.job_id).counts
+
+    @property
+    def store(self) -> ProviderBatchStore:
+        return ProviderBatchStore(self.producer._database)
+
+    @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator[BatchEngine]:
+        engine = BatchEngine(self.settings, lambda settings: contextlib.nullcontext(NoControl()))
+        await engine.start(NoQueue())
+        try:
+            yield engine
+        finally:
+            await engine.drain(5.0)
+            await engine.stop()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not await asyncio.to_thread(condition):  # noqa: ASYNC110  # it is asked of a database
+                await asyncio.sleep(0.02)
+
+    async def all_settled(self, job: Job) -> Counts:
+        total = job.total or 0
+
+        def over() -> bool:
+            counts = self.counts(job)
+            return counts.succeeded + counts.dead == total and not self.store.is_busy(job.job_id)
+
+        async with self.working():
+            await self.until(over)
+        return self.counts(job)
+
+
+@pytest.fixture
+def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    monkeypatch.setattr(leader, "LOOK_S", 0.02)
+    monkeypatch.setattr(journey, "FAULT_BASE_S", 0.01)
+    monkeypatch.setattr(journey, "LOOK_AT_JOB_S", 0.02)
+    monkeypatch.setattr(journey, "CAP_WAIT_S", 0.05)
+    provider = Memory()
+    monkeypatch.setattr(engine_module, "open_batches", lambda name, settings: provider)
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    settings = WorkerSettings.load(
+        redis_url=redis_server.url, database_url=url, lane="batch", control=False,
+        batch={"folder": tmp_path / "packed", "poll_first_s": 0.02, "poll_cap_s": 0.05},
+        providers={
+            "default": {
+                "usd_per_mtok_in": 100, "usd_per_mtok_out": 200, "batch_discount": 0.5, "batch_enqueued_tokens": 1_000,
+            }
+        },
+    )  # fmt: skip
+    with Producer(database_url=url) as producer:
+        producer._database.migrate()
+        yield House(settings, producer, tmp_path, provider)
+
+
+async def test_documents_become_results_at_half_the_price(house: House) -> None:
+    """Each goes to the provider once, and its files stay there unless the job says otherwise."""
+    job = house.submit(25, batch_max_requests=10)
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, counts.calls) == (25, 25)
+    assert counts.cost_microusd == 25 * (10 * 100 + 5 * 200) // 2
+    assert sorted(name for names in house.provider.names for name in names) == sorted(f"d{n}" for n in range(25))
+    assert [len(names) for names in house.provider.names] == [10, 10, 5]
+    assert house.provider.deleted == []
+    await house.until(lambda: not list((house.folder / "packed").iterdir()))
+
+
+async def test_lines_that_fail_go_into_the_next_batch(house: House) -> None:
+    """With their attempts counted, until there are none left; what can never work dies at once. The rest is not asked again."""
+
+    def answer(name: str, nth: int) -> BatchAnswer | None:
+        if name == "d0":
+            return BatchAnswer(name, 500, b'{"error": {"message": "busy"}}')
+        if name == "d1":
+            return BatchAnswer(name, 400, b'{"error": {"message": "no"}}')
+        if name == "d2" and nth == 0:
+            return BatchAnswer(name, None, b"", error="request_timeout", message="late")
+        if name == "d3" and nth == 0:
+            return None
+        return good(name)
+
+    house.provider.answer = answer
+    counts = await house.all_settled(house.submit(6, max_attempts=3))
+    assert (counts.succeeded, counts.dead_by_reason) == (4, {"server_error": 1, "bad_request": 1})
+    assert [sorted(names) for names in house.provider.names] == [
+        [f"d{n}" for n in range(6)],
+        ["d0", "d2", "d3"],
+        ["d0"],
+    ]
+
+
+async def test_a_batch_that_always_expires_ends_in_dead_letters(house: House) -> None:
+    """A document is in so many batches as it has attempts."""
+    house.provider.expired = lambda nth: True
+    counts = await house.all_settled(house.submit(3, max_attempts=2))
+    assert (counts.dead_by_reason, len(house.provider.made)) == ({"batch_expired": 3}, 2)
+
+
+async def test_lines_that_validation_refuses_cost_no_other(house: House) -> None:
+    """They are dead letters with the provider's words; the others are in the next batch, and no try of theirs is counted."""
+    refused = ("d1", "d4")
+
+    def problems(names: list[str], nth: int) -> tuple[LineProblem, ...]:
+        at = [names.index(name) + 1 for name in refused if name in names]
+        return tuple(LineProblem("invalid_json_line", "not so", line) for line in at[:1])
+
+    house.provider.problems = problems
+    counts = await house.all_settled(house.submit(6, max_attempts=1))
+    assert (counts.succeeded, counts.dead_by_reason) == (4, {"bad_request": 2})
+    assert [len(names) for names in house.provider.names] == [6, 5, 4]
+
+
+async def test_odd_lines_of_an_output_cost_no_other(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """Lines that cannot be read, name no document, or one twice are left out and counted in the log."""
+    twice = good("d5")
+    assert twice is not None
+    house.provider.odd = (
+        UnreadableLine("out", 1, "not JSON"), BatchAnswer("nowhere", 200, b"{}"), twice, twice,
+    )  # fmt: skip
+    counts = await house.all_settled(house.submit(6))
+    assert (counts.succeeded, counts.calls) == (6, 6)
+    assert "1 unknown" in caplog.text
+    assert "1 unreadable" in caplog.text
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_a_create_without_an_answer_is_looked_for(house: House, works: bool) -> None:
+    """It is adopted where it worked, and made again only where it did not; while the provider cannot say, it is asked again."""
+    house.provider.errors = {"create": [Unclear("500")], "find": [Unclear("not yet"), Unclear("not yet")]}
+    house.provider.works_all_the_same = works
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made)) == (4, 1)
+
+
+async def test_a_full_account_waits(house: House) -> None:
+    """Whether the provider says so at once or by failing the batch: no attempt is counted, and the documents go once there is
+    room. More tokens than the account may have are never asked for at once."""
+    full = LineProblem("token_limit_exceeded", "too many tokens", None)
+    house.provider.errors = {"create": [TokenCapReached("full")]}
+    house.provider.problems = lambda names, nth: (full,) if nth == 0 else ()
+    job = house.submit(100, max_attempts=1)
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, counts.dead) == (100, 0)
+    batches = house.store.of_job(job.job_id)
+    assert sum(batch.tokens for batch in batches) > 1_000 >= max(batch.tokens for batch in batches)
+
+
+async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:
+    """Its documents are tried in another one."""
+    house.provider.errors = {"look": [BatchGone(404, "not_found", "no such batch")] * 2}
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made)) == (4, 2)
+
+
+@pytest.mark.parametrize("error", [AccountStopped("401 invalid_api_key"), BatchRefused(400, "bad_endpoint", "no such")])
+async def test_what_a_person_must_correct_pauses_the_job(house: House, error: Exception) -> None:
+    """With the provider's words; nothing is lost, and resuming tries the same batch again."""
+    house.provider.errors = {"create": [error]}
+    job = house.submit(4)
+    async with house.working():
+        await house.until(lambda: house.producer.status(job.job_id).job.state is JobState.PAUSED)
+    assert str(error) in str(house.producer.status(job.job_id).job.reason)
+    house.producer.resume(job.job_id)
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, len(house.provider.made), house.provider.uploads) == (4, 1, 1)
+
+
+async def test_a_pause_lets_running_batches_end_and_makes_none(house: House) -> None:
+    """What the provider has is charged in any case, so it is collected; the rest waits."""
+    house.provider.ended = False
+    job = house.submit(100, batch_max_requests=10)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) >= 2)
+        house.producer.pause(job.job_id)
+        await asyncio.sleep(0.5)
+        made = len(house.provider.made)
+        house.provider.ended = True
+        await house.until(lambda: house.counts(job).succeeded >= 10 * made)
+        await asyncio.sleep(0.2)
+    assert len(house.provider.made) == made < 10
+    assert house.counts(job).succeeded == 10 * made
+
+
+async def test_a_cancelled_job_cancels_what_runs(house: House) -> None:
+    """Nothing is left at the provider, and no file of a batch that was never created."""
+    house.provider.ended = False
+    job = house.submit(30, batch_max_requests=10)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) >= 2)
+        house.producer.cancel(job.job_id)
+        await house.until(lambda: not house.store.open_of(job.job_id))
+    assert house.provider.cancelled == {str(nth) for nth in range(len(house.provider.made))}
+
+
+async def test_lost_files_are_packed_again(house: House) -> None:
+    """A disk may go at any time: the source is read again, between the batch's own cursors."""
+    house.provider.ended = False
+    job = house.submit(30, batch_max_requests=10)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 3)
+    import shutil
+
+    shutil.rmtree(house.folder / "packed")
+    house.provider.ended = True
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, len(house.provider.made)) == (30, 3)
+
+
+async def test_files_go_from_the_provider_where_the_job_says_so(house: House) -> None:
+    """Once all of their answers are stored."""
+    counts = await house.all_settled(house.submit(20, batch_max_requests=10, batch_files="delete"))
+    assert (counts.succeeded, len(house.provider.deleted)) == (20, 2)
+
+
+async def test_an_answer_that_is_not_what_the_job_asked_for_is_asked_for_again(house: House) -> None:
+    """Answers are held to the job's schema as in every lane, and a refused one was paid for."""
+    schema = {
+        "type": "object",
+        "required": ["a"],
+        "properties": {"a": {"type": "integer"}},
+        "additionalProperties": False,
+    }
+
+    def answer(name: str, nth: int) -> BatchAnswer | None:
+        said = '{"a": 1}' if nth else "no"
+        choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+        return BatchAnswer(name, 200, json.dumps({"choices": [choice], "usage": USAGE}).encode())
+
+    house.provider.answer = answer
+    counts = await house.all_settled(house.submit(2, response_schema=schema))
+    assert (counts.succeeded, counts.succeeded_after_retry, counts.calls) == (2, 2, 4)
+    assert counts.prompt_tokens == 40
+
+
+async def test_an_open_job_is_packed_as_it_comes(house: House) -> None:
+    """Documents that services push go in batches, too, and each once."""
+    job = house.producer.open_job({"lane": "batch", "model": "m", "prompt": "{text}", "batch_max_requests": 5})
+    for number in range(12):
+        job.enqueue(f"d{number}", {"id": f"d{number}", "text": "x"})
+    job.close()
+    counts = await house.all_settled(house.producer.status(job.job.job_id).job)
+    assert (counts.succeeded, counts.calls) == (12, 12)
+
+
+async def test_a_replay_goes_in_batches_too(house: House) -> None:
+    """Dead letters are packed from what they keep of their requests."""
+    house.provider.answer = lambda name, nth: BatchAnswer(name, 400, b"{}") if nth == 0 else good(name)
+    job = house.submit(5)
+    assert (await house.all_settled(job)).dead == 5
+    house.producer.replay(job.job_id)
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, counts.dead) == (5, 0)
+    states = {batch.state for batch in house.store.of_job(job.job_id)}
+    assert states == {BatchState.SETTLED}

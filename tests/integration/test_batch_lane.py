@@ -1,0 +1,145 @@
+"""The batch lane against the simulated provider: every document one outcome, nothing submitted twice, no batch left open."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet import Fleet, Process, until
+
+from penstock_ledger import BatchState, ProviderBatchStore
+from penstock_ledger.model import Job, JobState
+from penstock_workers.failpoints import PLACES
+
+FAST = ("--batch-s", "0.2", "--batch-step-s", "0.05")
+WORK_S = 60.0
+
+
+class House:
+    """A fleet whose one lane is `batch`."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.store = ProviderBatchStore(fleet.producer._database)
+
+    def worker(self, **settings: object) -> Process:
+        own = {"batch__folder": self.fleet.folder / "packed", "batch__poll_first_s": 0.1, "batch__poll_cap_s": 0.3}
+        return self.fleet.worker(1, lane="batch", **own, **settings)
+
+    def submit(self, documents: int, **spec: object) -> Job:
+        chosen: dict[str, Any] = {"batch_max_requests": 100, "max_attempts": 8, **spec}
+        return self.fleet.submit(documents, lane="batch", **chosen)
+
+    def ask(self, path: str) -> Any:
+        with urllib.request.urlopen(self.fleet.provider.root + path, timeout=5) as answer:
+            return json.load(answer)
+
+    def at_provider(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask("/stats")["batches"]
+        return found
+
+    def is_settled(self, job: Job) -> None:
+        """Nothing is under way, here or at the provider, nothing was paid twice, and every output was read."""
+        batches = self.store.of_job(job.job_id)
+        assert {batch.state for batch in batches} == {BatchState.SETTLED}
+        assert not self.store.is_busy(job.job_id)
+        seen = self.at_provider()
+        assert set(seen["by_status"]) <= {"completed", "expired", "cancelled", "failed"}, seen
+        assert (seen["answered_more_than_once"], seen["unread"]) == (0, 0), seen
+        tags = [json.dumps(batch["tag"]) for batch in self.ask("/batches")["batches"]]
+        assert len(tags) == len(set(tags)), "a batch was created twice"
+
+    def wait_until_swept(self) -> None:
+        packed = self.fleet.folder / "packed"
+        until(lambda: not list(packed.iterdir()), 10, "no packed file is left")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with Fleet(tmp_path) as fleet:
+        fleet.control()
+        yield House(fleet)
+
+
+def test_a_job_goes_through_several_batches(house: House) -> None:
+    """Faults of lines are tried again in a later batch; a batch that expires and creates that answer 500 though they worked
+    cost nothing; money is counted once, at half the price."""
+    fleet = house.fleet
+    fleet.provider.start(
+        *FAST, "--error-rate", "0.02", "--batch-create-500-share", "0.3", "--batch-expired-share", "0.2", "--seed", "3"
+    )
+    price = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0, "batch_discount": 0.5}
+    house.worker(**{f"providers__default__{name}": value for name, value in price.items()})
+    job = house.submit(500)
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    account = fleet.producer.status(job.job_id).counts
+    assert (account.succeeded, account.dead) == (500, 0)
+    house.is_settled(job)
+    house.wait_until_swept()
+    seen = house.at_provider()
+    assert (seen["documents"], seen["answered"]) == (500, 500)
+    assert account.cost_microusd == pytest.approx(
+        0.5 * (account.prompt_tokens * 1.0 + account.completion_tokens * 2.0), rel=0.05
+    )
+
+
+@pytest.mark.parametrize("place", ["batch_after_create", "batch_collecting"])
+def test_a_worker_killed_in_a_step_leaves_nothing_behind(house: House, place: str) -> None:
+    """Another goes on where the journal says."""
+    fleet = house.fleet
+    fleet.provider.start(*FAST)
+    first = house.worker(failpoints=f"{place}:kill")
+    job = house.submit(250)
+    assert first.wait(WORK_S) == -signal.SIGKILL
+    house.worker()
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    assert fleet.producer.status(job.job_id).counts.succeeded == 250
+    assert house.at_provider()["submitted_more_than_once"] == 0
+    house.is_settled(job)
+
+
+def test_a_cancelled_job_cancels_its_batches(house: House) -> None:
+    """What was answered by then is kept; all else is a dead letter `cancelled`, and no batch goes on."""
+    fleet = house.fleet
+    fleet.provider.start("--batch-s", "30", "--batch-step-s", "0.05")
+    house.worker()
+    job = house.submit(300)
+    until(lambda: house.at_provider()["by_status"].get("in_progress", 0) >= 2, WORK_S, "batches run")
+    fleet.penstock("cancel", job.job_id)
+    fleet.wait_for(job, JobState.CANCELLED, WORK_S)
+    counts = fleet.producer.status(job.job_id).counts
+    assert counts.succeeded + counts.dead == 300
+    assert set(counts.dead_by_reason) == {"cancelled"}
+    assert set(house.at_provider()["by_status"]) <= {"cancelled"}
+
+
+@pytest.mark.soak
+def test_a_worker_killed_at_every_failpoint(house: House) -> None:
+    """One after the other, in one job of 5,000 documents with faults of every kind: each document has one outcome."""
+    fleet = house.fleet
+    fleet.provider.start(
+        *FAST,
+        "--error-rate",
+        "0.02",
+        "--batch-create-500-share",
+        "0.15",
+        "--batch-expired-share",
+        "0.05",
+        "--seed",
+        "5",
+    )
+    job = house.submit(5_000, batch_max_requests=250)
+    for place in PLACES:
+        if place.startswith("batch_") or place in ("before_commit", "after_commit", "after_settle"):
+            worker = house.worker(failpoints=f"{place}:kill")
+            assert worker.wait(WORK_S) == -signal.SIGKILL, place
+    house.worker()
+    fleet.wait_for(job, JobState.COMPLETED, 5 * WORK_S)
+    counts = fleet.producer.status(job.job_id).counts
+    assert (counts.succeeded, counts.dead) == (5_000, 0)
+    house.is_settled(job)

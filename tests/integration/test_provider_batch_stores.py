@@ -1,0 +1,176 @@
+"""What the journal of provider batches promises, on SQLite and on a real PostgreSQL alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_ledger import (
+    BatchLost,
+    BatchState,
+    Database,
+    DeadLetter,
+    FeedKind,
+    FeedLost,
+    ItemKey,
+    JobStore,
+    NewJob,
+    NewProviderBatch,
+    OutcomeStore,
+    ProviderBatchStore,
+    Remainder,
+    RemainderStore,
+    open_database,
+    purge_job,
+)
+
+ME, OTHER = "me", "another"
+LEASE_S = 30.0
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    database = open_database(url)
+    database.migrate()
+    new = NewJob("job-a", "key", {"lane": "batch"}, {"kind": "file"}, "digest", 10, FeedKind.SOURCE)
+    JobStore(database).create(new)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def batches(db: Database) -> ProviderBatchStore:
+    return ProviderBatchStore(db)
+
+
+def packed(tag: str = "t1", **changes: Any) -> NewProviderBatch:
+    values: dict[str, Any] = {
+        "tag": tag, "job_id": "job-a", "generation": 1, "provider": "p", "kind": "openai", "model": "m",
+        "endpoint": "/v1/chat/completions", "cursor_before": {}, "cursor_behind": {"offset": 9}, "requests": 3, "size": 90,
+        "tokens": 100,
+    }  # fmt: skip
+    return NewProviderBatch(**values | changes)
+
+
+def of_feed(db: Database, batches: ProviderBatchStore, *new: NewProviderBatch, owner: str = ME) -> None:
+    feed = JobStore(db).lease_feed("job-a", 1, owner, LEASE_S)
+    assert feed is not None
+    batches.add_of_feed(feed, owner, LEASE_S, new, cursor={"offset": 9}, exhausted=True)
+
+
+def left(doc: str, attempts: int = 1) -> Remainder:
+    return Remainder(ItemKey("job-a", 1, doc), f"at-{doc}", attempts, 1, 5, 6, 7, "batch_expired")
+
+
+def dead(doc: str) -> DeadLetter:
+    return DeadLetter(ItemKey("job-a", 1, doc), "bad_request", 1, 1, "no", 400, b"{}", None)
+
+
+def test_a_batch_and_the_cursor_are_written_together(db: Database, batches: ProviderBatchStore) -> None:
+    """A process that leads the feed no more notes no batch, and moves no cursor."""
+    jobs = JobStore(db)
+    feed = jobs.lease_feed("job-a", 1, ME, LEASE_S)
+    assert feed is not None
+    jobs.release_feed(feed, ME)
+    assert jobs.lease_feed("job-a", 1, OTHER, LEASE_S) is not None
+    with pytest.raises(FeedLost):
+        batches.add_of_feed(feed, ME, LEASE_S, [packed()], cursor={"offset": 9}, exhausted=True)
+    assert batches.of_job("job-a") == []
+    assert jobs.feeds("job-a")[0].cursor == {}
+
+
+def test_one_process_leads_a_batch(db: Database, batches: ProviderBatchStore) -> None:
+    """Others get it when it is released or its lease is over, and then the earlier leader writes nothing."""
+    of_feed(db, batches, packed())
+    assert batches.take(OTHER, LEASE_S, 10) == []
+    (mine,) = batches.take(ME, LEASE_S, 10)
+    assert batches.take(ME, LEASE_S, 10, besides=["t1"]) == []
+    assert batches.step(mine, ME, state="uploaded", file_id="file-1")
+    batches.release_all(ME)
+    (theirs,) = batches.take(OTHER, LEASE_S, 10)
+    assert (theirs.state, theirs.file_id, theirs.cursor_behind) == (BatchState.UPLOADED, "file-1", {"offset": 9})
+    assert not batches.step(mine, ME, state="created")
+    with pytest.raises(BatchLost):
+        batches.begin_create(mine, ME, None)
+    assert batches.step(theirs, OTHER, state="settled")
+    assert (batches.open_of("job-a"), batches.take(ME, LEASE_S, 10)) == (0, [])
+
+
+def test_tokens_of_an_account_are_reserved(db: Database, batches: ProviderBatchStore) -> None:
+    """A batch is created where its tokens fit beside those that are at the provider; they are free again once it has ended."""
+    of_feed(db, batches, packed("t1"), packed("t2"), packed("big", tokens=900, provider="q"))
+    one, two, big = sorted(batches.take(ME, LEASE_S, 10), key=lambda batch: batch.tokens * 10 + (batch.tag == "t2"))
+    for batch in (one, two, big):
+        batches.step(batch, ME, state="uploaded")
+    assert batches.begin_create(one, ME, 150)
+    assert not batches.begin_create(two, ME, 150)
+    assert batches.begin_create(big, ME, 150), "the only batch of its account"
+    batches.step(one, ME, state="ended")
+    assert batches.begin_create(two, ME, 150)
+
+
+def test_what_a_batch_leaves_goes_into_one_other(db: Database, batches: ProviderBatchStore) -> None:
+    """A document waits once however often its answers are read, is claimed by one batch, and goes with its outcome."""
+    remainders = RemainderStore(db)
+    of_feed(db, batches, packed("t1"))
+    batches.settle("t1", [], [dead("c")], [left("a"), left("b"), left("c")])
+    batches.settle("t1", [], [], [left("a"), left("c")])
+    (waiting,) = remainders.waiting(["job-a"])
+    assert (waiting.generation, waiting.documents) == (1, 2)
+    found = list(remainders.unclaimed("job-a", 1, page=1))
+    assert [(one.key.doc_id, one.position, one.attempts) for one in found] == [("a", "at-a", 1), ("b", "at-b", 1)]
+    keys = [one.key for one in found]
+    second = packed("t2", cursor_before=None, cursor_behind=None)
+    assert batches.add_of_remainders(ME, LEASE_S, [(second, keys)])
+    assert not batches.add_of_remainders(OTHER, LEASE_S, [(packed("t3", cursor_behind=None), keys)])
+    assert [batch.tag for batch in batches.of_job("job-a")] == ["t1", "t2"]
+    assert remainders.elsewhere(keys, "t1") == set(keys)
+    assert remainders.elsewhere(keys, "t2") == set()
+    assert [one.key for one in remainders.of_batch("t2")] == keys
+    batches.settle("t2", [], [dead("a")], [left("b", attempts=2)])
+    batches.settle("t1", [], [], [left("a"), left("b", attempts=1)])
+    assert [(one.key.doc_id, one.attempts) for one in remainders.unclaimed("job-a", 1)] == [("b", 2)]
+    assert batches.is_busy("job-a")
+    assert OutcomeStore(db).counts("job-a").dead == 2
+
+
+def test_a_batch_is_replaced_by_another(db: Database, batches: ProviderBatchStore) -> None:
+    """Its documents and what it has of others go along; the first is over, with the reason."""
+    of_feed(db, batches, packed("t1"))
+    batches.settle("t0", [], [], [left("a")])
+    batches.add_of_remainders(ME, LEASE_S, [(packed("t2", cursor_before=None, cursor_behind=None), [left("a").key])])
+    for batch in batches.take(ME, LEASE_S, 10):
+        fresh = batches.replace(batch, ME, f"new-{batch.tag}", "token_limit_exceeded")
+        assert fresh is not None
+        assert (fresh.state, fresh.cursor_behind, fresh.file_id) == (BatchState.PACKED, batch.cursor_behind, None)
+        assert batches.step(fresh, ME, why="waits")
+        assert batches.replace(batch, OTHER, "x", "") is None
+    assert [one.key.doc_id for one in RemainderStore(db).of_batch("new-t2")] == ["a"]
+    sums = {(one.state, one.why): one.batches for one in batches.sums("job-a")}
+    assert sums == {(BatchState.SETTLED, "token_limit_exceeded"): 2, (BatchState.PACKED, "waits"): 2}
+
+
+def test_sums_say_what_is_not_told(db: Database, batches: ProviderBatchStore) -> None:
+    """Counts of batches are summed up only where the provider tells them for each."""
+    of_feed(db, batches, packed("t1"), packed("t2"), packed("t3"))
+    one, two, three = batches.take(ME, LEASE_S, 10)
+    batches.step(one, ME, state="created", status="in_progress", succeeded=2, failed=1)
+    batches.step(two, ME, state="created", status="validating", succeeded=None, failed=None)
+    batches.step(three, ME, state="created", status="in_progress", succeeded=1, failed=0)
+    seen = {one.status: (one.batches, one.requests, one.succeeded, one.failed) for one in batches.sums("job-a")}
+    assert seen == {"in_progress": (2, 6, 3, 1), "validating": (1, 3, None, None)}
+    assert batches.by_state() == {("p", "created"): 3}
+
+
+def test_a_purge_forgets_the_batches_of_a_job(db: Database, batches: ProviderBatchStore) -> None:
+    """Nothing of them is left."""
+    of_feed(db, batches, packed("t1"))
+    batches.settle("t1", [], [], [left("a")])
+    assert time.time() - RemainderStore(db).waiting(["job-a"])[0].since < 60
+    purge_job(db, "job-a")
+    assert (batches.of_job("job-a"), batches.is_busy("job-a")) == ([], False)

@@ -1,0 +1,148 @@
+"""Packing: ids that providers take, batches within every limit, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_ledger import ItemKey, NewProviderBatch, Remainder
+from penstock_workers.lanes.batch.custom_ids import custom_id
+from penstock_workers.lanes.batch.packed import LEFT_S, PackedFolder
+from penstock_workers.lanes.batch.provider import BadLine, BatchLimits
+from penstock_workers.lanes.batch.window import Terms, Window
+
+LIMITS = BatchLimits(requests=100, total_bytes=10_000, line_bytes=1_000)
+
+
+class Lines:
+    """A provider, as far as packing asks it."""
+
+    def __init__(self, limits: BatchLimits = LIMITS) -> None:
+        self.limits = limits
+
+    def line(self, custom_id: str, endpoint: str, body: bytes) -> bytes:
+        if b"bad" in body:
+            raise BadLine("this endpoint takes no such body")
+        return custom_id.encode() + b" " + body + b"\n"
+
+
+def window(folder: Path, limits: BatchLimits = LIMITS, **changes: Any) -> Window:
+    terms: dict[str, Any] = {
+        "job_id": "j", "generation": 1, "provider": "p", "kind": "openai", "endpoint": "/v1/x", "model": "m",
+        "requests_max": 1_000, "tokens_max": None,
+    }  # fmt: skip
+    packed = PackedFolder(folder)
+    packed.open()
+    return Window(packed, Lines(limits), Terms(**terms | changes))  # type: ignore[arg-type]  # no calls are made
+
+
+def add(into: Window, doc: str, body: bytes = b"{}", attempts: int = 0) -> bool:
+    return into.add(doc, body, Remainder(ItemKey("j", 1, doc), f"at-{doc}", attempts, 0, 0, 0, 0, "new"))
+
+
+def closed(of: Window) -> list[tuple[NewProviderBatch, list[ItemKey]]]:
+    return of.close({}, {"offset": 1})
+
+
+@pytest.mark.parametrize("doc", ["doc-1", "A_b-9" * 12, "x" * 64])
+def test_an_id_that_providers_take_stays(doc: str) -> None:
+    """Answers then name the document in a way that people know."""
+    assert custom_id(doc, 64) == doc
+
+
+@pytest.mark.parametrize("doc", ["", "x" * 65, "a b", "naïve", "a/b", "h-like-a-digest", "line\nfeed", "\ud800"])
+def test_any_other_id_becomes_a_digest(doc: str) -> None:
+    """Within what every provider takes, the same each time, and no document's own id."""
+    made = custom_id(doc, 64)
+    assert re.fullmatch(r"h-[A-Za-z0-9_-]{22}", made)
+    assert made == custom_id(doc, 64) != custom_id(doc + "x", 64)
+
+
+@pytest.mark.parametrize(
+    ("limits", "terms", "most"),
+    [
+        (LIMITS._replace(requests=3), {}, 3),
+        (LIMITS, {"requests_max": 2}, 2),
+        (LIMITS._replace(total_bytes=50), {}, 5),
+        (LIMITS, {"tokens_max": 2}, 2),
+    ],
+)
+def test_a_window_ends_at_every_limit(tmp_path: Path, limits: BatchLimits, terms: dict[str, Any], most: int) -> None:
+    """The provider's requests and bytes, the job's own number, and the account's tokens; nothing of the next is in it."""
+    packing = window(tmp_path, limits, **terms)
+    taken = 0
+    while add(packing, f"d{taken:05}"):
+        taken += 1
+    assert taken == most
+    ((batch, keys),) = closed(packing)
+    assert (batch.requests, len(keys)) == (most, most)
+    assert batch.size == (tmp_path / batch.tag / "input.jsonl").stat().st_size <= limits.total_bytes
+
+
+def test_each_model_has_a_batch_of_its_own(tmp_path: Path) -> None:
+    """Between the same two cursors; a request that names none has one, too."""
+    packing = window(tmp_path, model=None)
+    for doc, body in [("a", b'{"model":"x"}'), ("b", b'{"model":"y"}'), ("c", b"{}"), ("d", b'{"model":"x"}')]:
+        assert add(packing, doc, body)
+    found = {batch.model: [key.doc_id for key in keys] for batch, keys in closed(packing)}
+    assert found == {"x": ["a", "d"], "y": ["b"], None: ["c"]}
+
+
+def test_a_line_that_no_batch_takes_is_a_dead_letter(tmp_path: Path) -> None:
+    """And costs no other document."""
+    packing = window(tmp_path)
+    assert all([add(packing, "long", b"x" * 1_000), add(packing, "odd", b"bad", attempts=2), add(packing, "good")])
+    assert [(one.key.doc_id, one.reason, one.attempts) for one in packing.letters] == [
+        ("long", "request_too_large", 0),
+        ("odd", "bad_request", 2),
+    ]
+    assert [key.doc_id for _, keys in closed(packing) for key in keys] == ["good"]
+
+
+def test_a_document_is_in_a_batch_once(tmp_path: Path) -> None:
+    """However often the source shows it."""
+    packing = window(tmp_path)
+    assert all([add(packing, "a"), add(packing, "a"), add(packing, "b")])
+    assert [[key.doc_id for key in keys] for _, keys in closed(packing)] == [["a", "b"]]
+
+
+def test_packed_files_give_back_what_was_put_in(tmp_path: Path) -> None:
+    """Every document with its request and what it has used up, in the order of the lines."""
+    packing = window(tmp_path)
+    for doc, body in [("a", b'{"n":1}'), ("b b", b"{}"), ("c", b'{"text":"\xc3\xa9"}')]:
+        add(packing, doc, body, attempts=len(doc))
+    ((batch, _),) = closed(packing)
+    packed = PackedFolder(tmp_path).batch(batch.tag)
+    documents = list(packed.documents())
+    assert [(one.doc_id, one.position, one.attempts) for one in documents] == [
+        ("a", "at-a", 1), ("b b", "at-b b", 3), ("c", "at-c", 1),
+    ]  # fmt: skip
+    assert packed.bodies(documents[::-1]) == [b'{"text":"\xc3\xa9"}', b"{}", b'{"n":1}']
+    assert list(packed.by_id()) == ["a", custom_id("b b", 64), "c"]
+
+
+def test_a_window_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    """No folder has a batch's name before all of it is written."""
+    packing = window(tmp_path)
+    add(packing, "a")
+    assert not any(len(folder.name) == 32 for folder in tmp_path.iterdir())
+    packing.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_takes_only_old_files_of_no_batch(tmp_path: Path) -> None:
+    """Files of open batches, those that another worker writes just now, and what is none of a batch stay."""
+    import os
+    import time
+
+    names = {"a" * 32: True, "b" * 32: True, "c" * 32: False, "d" * 32 + "-7.part": True, "notes": True}
+    for name, is_old in names.items():
+        (tmp_path / name).mkdir()
+        if is_old:
+            long_ago = time.time() - 2 * LEFT_S
+            os.utime(tmp_path / name, (long_ago, long_ago))
+    PackedFolder(tmp_path).sweep({"a" * 32})
+    assert {folder.name for folder in tmp_path.iterdir()} == {"a" * 32, "c" * 32, "notes"}

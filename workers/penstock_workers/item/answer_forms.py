@@ -1,0 +1,146 @@
+"""What stands in a good answer, whatever API gave it: OpenAI's chat and completions, Anthropic's Messages, Gemini's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from penstock_workers.item.tokens import believed
+
+Usage = Mapping[str, Any] | None
+
+
+class Said(NamedTuple):
+    """Of the first answer, if there are several."""
+
+    finish_reason: str | None = None  # in the words of OpenAI
+    content: str | None = None  # its text
+    is_empty: bool = False  # nothing in it can be used; calls of tools and refusals can
+
+
+# What Anthropic calls a stop reason, and Gemini a finish reason, in OpenAI's words. Others keep their own.
+_REASONS: Final[Mapping[str, str]] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+    "STOP": "stop",
+    "MAX_TOKENS": "length",
+    "SAFETY": "content_filter",
+    "RECITATION": "content_filter",
+    "BLOCKLIST": "content_filter",
+    "PROHIBITED_CONTENT": "content_filter",
+    "SPII": "content_filter",
+}
+
+
+def read_form(parsed: dict[str, Any]) -> Said:
+    """A body of no form that is known here (of embeddings, say) has neither a reason nor a text."""
+    if "choices" in parsed:
+        choice = _first(parsed["choices"])
+        return Said(is_empty=True) if choice is None else _of_choice(choice)
+    if parsed.get("type") == "message":
+        return _of_message(parsed)
+    if "candidates" in parsed or "promptFeedback" in parsed:
+        return _of_candidates(parsed)
+    return Said()
+
+
+def usage_of(parsed: dict[str, Any]) -> Usage:
+    """As the provider reported it; Gemini's in the names of OpenAI."""
+    usage = parsed.get("usage")
+    if isinstance(usage, dict):
+        return usage
+    gemini = parsed.get("usageMetadata")
+    return _geminis_usage(gemini) if isinstance(gemini, dict) else None
+
+
+def counted(usage: Usage) -> tuple[int | None, int | None]:
+    """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and never as money."""
+    if usage is None:
+        return None, None
+    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+        return _with_cache(usage), believed(usage.get("output_tokens"))
+    return (
+        believed(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        believed(usage.get("completion_tokens", usage.get("output_tokens"))),
+    )
+
+
+def model_of(parsed: dict[str, Any]) -> str | None:
+    """That gave the answer."""
+    return _text(parsed.get("model", parsed.get("modelVersion")))
+
+
+def _of_choice(choice: dict[str, Any]) -> Said:
+    reason = _text(choice.get("finish_reason"))
+    message = choice.get("message")
+    if not isinstance(message, dict):  # /v1/completions answers with `text`
+        text = _text(choice.get("text"))
+        return Said(reason, text, text is None)
+    content = message.get("content")
+    usable = content is not None or message.get("tool_calls") or message.get("refusal")
+    return Said(reason, _text(content), not usable)
+
+
+def _of_message(message: dict[str, Any]) -> Said:
+    """Of Anthropic's: its content is a list of blocks."""
+    blocks = _rows(message.get("content"))
+    texts = [text for block in blocks if block.get("type") == "text" and (text := _text(block.get("text"))) is not None]
+    usable = texts or any(block.get("type") == "tool_use" for block in blocks)
+    return Said(_reason(message.get("stop_reason")), "".join(texts) if texts else None, not usable)
+
+
+def _of_candidates(answer: dict[str, Any]) -> Said:
+    """Of Gemini's: a prompt that is refused has no candidate, only a reason."""
+    feedback, candidate = answer.get("promptFeedback"), _first(answer.get("candidates"))
+    if candidate is None:
+        blocked = isinstance(feedback, dict) and feedback.get("blockReason") is not None
+        return Said("content_filter" if blocked else None, is_empty=True)
+    content = candidate.get("content")
+    parts = [
+        part for part in _rows(content.get("parts") if isinstance(content, dict) else None) if not part.get("thought")
+    ]
+    texts = [text for part in parts if (text := _text(part.get("text"))) is not None]
+    usable = texts or any("functionCall" in part for part in parts)
+    return Said(_reason(candidate.get("finishReason")), "".join(texts) if texts else None, not usable)
+
+
+def _geminis_usage(given: dict[str, Any]) -> dict[str, Any]:
+    """What it thought is paid for as output."""
+    written = [believed(given.get(name)) for name in ("candidatesTokenCount", "thoughtsTokenCount")]
+    known = [tokens for tokens in written if tokens is not None]
+    cached = {"prompt_tokens_details": {"cached_tokens": given.get("cachedContentTokenCount")}}
+    return {
+        "prompt_tokens": given.get("promptTokenCount"),
+        "completion_tokens": sum(known) if known else None,
+        **cached,
+    }
+
+
+def _with_cache(usage: Mapping[str, Any]) -> int | None:
+    """Anthropic counts a prompt in three parts: what was new, written to its cache, and read from it."""
+    fresh = believed(usage.get("input_tokens"))
+    if fresh is None:
+        return None
+    names = ("cache_creation_input_tokens", "cache_read_input_tokens")
+    return believed(fresh + sum(believed(usage.get(name)) or 0 for name in names))
+
+
+def _reason(value: object) -> str | None:
+    reason = _text(value)
+    return None if reason is None else _REASONS.get(reason, reason)
+
+
+def _first(rows: object) -> dict[str, Any] | None:
+    return rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else None
+
+
+def _rows(value: object) -> list[dict[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,24 @@
+"""The batch API of one provider, by the kind that its settings name."""
+
+from __future__ import annotations
+
+from penstock_workers.lanes.batch.apis.anthropic import AnthropicBatches
+from penstock_workers.lanes.batch.apis.gemini import VERSION, GeminiBatches
+from penstock_workers.lanes.batch.apis.http import Account, BatchHttp, Times
+from penstock_workers.lanes.batch.apis.openai import OpenAIBatches
+from penstock_workers.lanes.batch.provider import BatchProvider
+from penstock_workers.provider_calls import headers_of
+from penstock_workers.settings import ProviderSettings
+
+
+def open_batches(name: str, provider: ProviderSettings, times: Times | None = None) -> BatchProvider:
+    """Call it where no loop need run yet. Raises MissingApiKey and PlainHttp."""
+    headers = headers_of(provider.kind, provider.api_key(name))
+    base_url = provider.base_url.removesuffix(VERSION) if provider.kind == "gemini" else provider.base_url
+    http = BatchHttp(Account(name, base_url, headers, provider.proxy), times)
+    match provider.kind:
+        case "anthropic":
+            return AnthropicBatches(http)
+        case "gemini":
+            return GeminiBatches(http)
+    return OpenAIBatches(http)

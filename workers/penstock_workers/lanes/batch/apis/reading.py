@@ -1,0 +1,66 @@
+"""Fields of answers that may be of any type: what is usable of them, and None or nothing for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from penstock_ledger.redaction import redact
+from penstock_workers.lanes.batch.provider import BadLine
+
+MAX_ID_CHARS: Final = 512  # of an id that the provider gave: it becomes a part of addresses and of rows
+MAX_WORDS: Final = 500  # of a provider's own words
+MAX_COUNT: Final = 10**12
+
+
+def identifier(value: object) -> str | None:
+    """An id or a short name, as far as one can be used in an address and shown."""
+    if isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable():
+        return value
+    return None
+
+
+def said(value: object) -> str:
+    """A provider's words, without secrets; empty where it has none."""
+    return redact(value[:MAX_WORDS], cut=len(value) > MAX_WORDS) if isinstance(value, str) else ""
+
+
+def counted(value: object) -> int:
+    """A count; 0 for what is none. Google writes them as strings."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 12:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
+        return value
+    return 0
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def rows(value: object, most: int) -> list[Mapping[str, Any]]:
+    """The objects in a list, at most so many."""
+    return [row for row in value[:most] if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def request_body(body: bytes) -> bytes:
+    """A body that can be a part of one line. Raises BadLine."""
+    if b"\n" in body or b"\r" in body or b'"stream"' in body or not body.startswith(b"{"):
+        parsed = request_object(body)
+        if parsed.get("stream"):
+            raise BadLine("the body has stream: true, and a batch does not stream; leave it out")
+        return orjson.dumps(parsed)
+    return body
+
+
+def request_object(body: bytes) -> dict[str, Any]:
+    """Raises BadLine."""
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadLine(f"the body is not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise BadLine("the body is not a JSON object")
+    return parsed

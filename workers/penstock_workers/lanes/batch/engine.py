@@ -1,0 +1,190 @@
+"""What runs in a worker of the `batch` lane, with the interface of the engine that runs items.
+
+Its documents are no messages, so nothing is claimed: it is a worker like `penstock control` is one, with its drain, its
+heartbeat and its probe files. It holds the keys of the providers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import Final
+
+from penstock_ledger import JobStore, OutcomeStore, Provenance, ProviderBatchStore, RemainderStore
+from penstock_producer.job.lanes import BATCH_LANE
+from penstock_workers.children.child_pool import ChildPool
+from penstock_workers.children.starter import child_starter
+from penstock_workers.failpoints import Failpoints
+from penstock_workers.heartbeat import Heartbeat
+from penstock_workers.item.deliveries import Bridge, Delivery
+from penstock_workers.item.outcome import Unreadable
+from penstock_workers.item.run.job_code import JobCode
+from penstock_workers.item.run.reading.jobs import JobBook, read_job
+from penstock_workers.item.run.retry_policy import RetryPolicy
+from penstock_workers.item.settling.made_with import MadeWithNotes
+from penstock_workers.item.settling.settle import Settler
+from penstock_workers.item.settling.tally import OutcomeTally
+from penstock_workers.lanes.batch.apis.open import open_batches
+from penstock_workers.lanes.batch.collect import Collector
+from penstock_workers.lanes.batch.journey import Surroundings
+from penstock_workers.lanes.batch.judging import Judge
+from penstock_workers.lanes.batch.leader import Leader
+from penstock_workers.lanes.batch.packed import PackedFolder
+from penstock_workers.lanes.batch.packing import Packer
+from penstock_workers.lanes.batch.provider import BatchProvider
+from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
+from penstock_workers.lanes.batch.standing import Jobs
+from penstock_workers.lanes.row import Beside, StartBeside
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Sample
+from penstock_workers.settings import WorkerSettings, process_name
+from penstock_workers.stores import Stores, open_stores
+
+log = logging.getLogger(__name__)
+
+COLLECTED_AT_ONCE: Final = 2  # batches whose ids are held in memory
+UPLOADED_AT_ONCE: Final = 2
+
+
+class BatchEngine:
+    """Implements ``ItemEngine``."""
+
+    def __init__(self, settings: WorkerSettings, beside: StartBeside) -> None:
+        """``beside`` starts the control loop, where the settings ask for one."""
+        self._settings = settings
+        self._start_beside = beside
+        self._owner = (
+            f"{process_name()}-{BATCH_LANE}"  # a control loop beside it leads feeds under the process's own name
+        )
+        self._closing = contextlib.ExitStack()
+        self._parts = contextlib.AsyncExitStack()
+        self._tally = OutcomeTally([*settings.providers])
+        self._providers: dict[str, BatchProvider] = {}
+        self._bridge: Bridge | None = None
+        self._control: Beside | None = None
+        self._leader: Leader | None = None
+        self._settler: Settler | None = None
+        self._code: JobCode | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        stores = self._closing.enter_context(open_stores(self._settings, "worker"))
+        around = self._surroundings(stores)
+        for name in self._settings.providers:
+            self._provider(name)  # a key that is missing ends the worker here, with its message
+        around.folder.open()
+        around.folder.sweep(await asyncio.to_thread(around.store.open_tags))
+        self._leader = Leader(around, stores.database, self._provider)
+        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)
+        self._parts.push_async_callback(self._heartbeat.stop)
+        self._heartbeat.beat()
+        self._tasks = [asyncio.create_task(self._leader.run()), asyncio.create_task(self._leader.renew())]
+        if self._settings.control:
+            self._control = self._closing.enter_context(self._start_beside(self._settings))
+
+    def accept(self, delivery: Delivery) -> None:
+        """Set aside an item that was sent to this lane's queue: Penstock sends none."""
+        assert self._bridge is not None, "start() comes first"
+        log.error("item %s lies in %s, where no items are run; it is set aside", delivery.task_id, delivery.queue)
+        self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
+
+    def abort(self, delivery: Delivery, why: str) -> None:
+        """Nothing runs here that was claimed."""
+
+    async def drain(self, deadline_s: float) -> None:
+        """End between two steps where that is possible: the journal says where the next worker goes on."""
+        if self._leader is not None:
+            await self._leader.close(deadline_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._settler is not None:
+            await self._settler.flush()
+        if self._leader is not None:
+            with contextlib.suppress(Exception):  # leases of a database that is away end by themselves
+                await asyncio.to_thread(self._leader.release)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for provider in self._providers.values():
+            await provider.close()
+        await self._parts.aclose()
+        self._closing.close()
+
+    def slots(self) -> int:
+        return 1
+
+    def resize(self, concurrency: int) -> None:
+        """There is always one loop."""
+
+    def stats(self) -> Mapping[str, int | float | str]:
+        return {} if self._settler is None else self._settler.stats()
+
+    def stuck(self) -> str | None:
+        if self._settler is not None and (why := self._settler.backlog.overdue()) is not None:
+            return why
+        if self._leader is None or self._leader.is_turning():
+            return None
+        return "the loop of the batch lane has been stuck in one round for minutes"
+
+    def trouble(self) -> str | None:
+        return None if self._settler is None else self._settler.backlog.trouble()
+
+    def figures(self) -> Iterator[Sample]:
+        lane = self._settings.lane
+        yield catalogue.INFO(1, lane, version("penstock"))
+        yield from self._tally.figures(lane)
+        if self._leader is not None:
+            for (provider, state), number in self._leader.led().items():
+                yield catalogue.PROVIDER_BATCHES(number, lane, provider, state)
+        if self._control is not None:
+            yield from self._control.figures()
+
+    def _surroundings(self, stores: Stores) -> Surroundings:
+        settings, database = self._settings, stores.database
+        jobs, outcomes, batches = JobStore(database), OutcomeStore(database), ProviderBatchStore(database)
+        failpoints, folder = Failpoints.parse(settings.failpoints), PackedFolder(settings.batch.place)
+        start_child = child_starter(settings)
+        hooks, checks = (ChildPool(start_child, settings.hook_processes) for _ in range(2))
+        self._code = JobCode(hooks, checks, ChildPool(start_child, 1))
+        records = BatchRecords(jobs, batches, stores.hot, MadeWithNotes(Provenance(database), "", 0.0))
+        self._settler = Settler(
+            NoQueue(), records, failpoints, self._tally, group_max=settings.commit_max, linger_s=0.0
+        )
+        self._settler.start()
+        self._parts.push_async_callback(self._settler.close)
+        self._parts.push_async_callback(self._code.close)
+        policy = RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s)
+        judge = Judge(outcomes, RemainderStore(database), self._code, self._settler, policy)
+        return Surroundings(
+            settings=settings,
+            owner=self._owner,
+            store=batches,
+            jobs=Jobs(jobs, stores.hot),
+            views=JobBook(read_job(jobs, settings)),
+            folder=folder,
+            packer=Packer(settings, database, folder, self._owner),
+            packing=asyncio.Lock(),
+            collecting=asyncio.Semaphore(COLLECTED_AT_ONCE),
+            uploading=asyncio.Semaphore(UPLOADED_AT_ONCE),
+            collector=Collector(judge, failpoints),
+            failpoints=failpoints,
+            changed=asyncio.Event(),
+        )
+
+    def _provider(self, name: str) -> BatchProvider:
+        """Raises UnknownProvider, MissingApiKey and PlainHttp."""
+        if name not in self._providers:
+            self._providers[name] = open_batches(name, self._settings.provider(name))
+        return self._providers[name]
+
+    def _describe(self) -> dict[str, str]:
+        led = 0 if self._leader is None else sum(self._leader.led().values())
+        hooks = {} if self._code is None else self._code.described()
+        return {**hooks, "lane": self._settings.lane, "concurrency": "1", "in_flight": str(led)}

@@ -1,0 +1,150 @@
+"""What each answer of a provider batch means for its document: by the same table of failures as in every lane."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import orjson
+
+from penstock_ledger import ItemKey, OutcomeStore, ProviderBatch, RemainderStore
+from penstock_ledger.redaction import redact_bytes
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
+from penstock_ratelimit import Signal
+from penstock_workers.errors import JobCannotRun
+from penstock_workers.item.answer import Answer
+from penstock_workers.item.attempt import JobView, Settled
+from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.failures import Failure, Reply, name_failure
+from penstock_workers.item.outcome import Dead, Outcome, Retry
+from penstock_workers.item.run.fates import decide
+from penstock_workers.item.run.job_code import JobCode
+from penstock_workers.item.run.retry_policy import RetryPolicy
+from penstock_workers.item.settling.rows import dead_letter, spent_on
+from penstock_workers.item.settling.settle import Settler
+from penstock_workers.item.turned_away import failure_of
+from penstock_workers.lanes.batch.packed import PackedBatch, PackedDocument
+from penstock_workers.lanes.batch.provider import BatchAnswer
+from penstock_workers.lanes.batch.records import BatchAttempt
+
+log = logging.getLogger(__name__)
+
+# Errors of lines that got no HTTP answer, by the names that failures have here.
+_WITHOUT_STATUS: Final = {
+    "batch_expired": "batch_expired",
+    "batch_cancelled": "batch_cancelled",
+    "request_timeout": "timeout",
+}
+_NO_STATUS: Final = 500  # of an error without a status: the code in its body decides
+
+
+class Judge:
+    """Used on the event loop; groups are settled by the time a call returns."""
+
+    def __init__(
+        self, outcomes: OutcomeStore, remainders: RemainderStore, code: JobCode, settler: Settler, policy: RetryPolicy
+    ) -> None:
+        self._outcomes, self._remainders = outcomes, remainders
+        self._code, self._settler, self._policy = code, settler, policy
+
+    async def answers(
+        self,
+        batch: ProviderBatch,
+        job: JobView,
+        packed: PackedBatch,
+        group: Sequence[tuple[PackedDocument, BatchAnswer | Failure]],
+    ) -> None:
+        """Settle documents by what they came to. Those that have an outcome or went on to another batch are left alone.
+
+        Raises JobCannotRun, and then nothing of ``group`` is settled.
+        """
+        keys = [ItemKey(batch.job_id, batch.generation, document.doc_id) for document, _ in group]
+        done = await asyncio.to_thread(self._left_alone, keys, batch.tag)
+        fresh = [pair for key, pair in zip(keys, group, strict=True) if key not in done]
+        bodies = await asyncio.to_thread(packed.bodies, [document for document, _ in fresh])
+        attempts = [_attempt(batch, job, document, body) for (document, _), body in zip(fresh, bodies, strict=True)]
+        settled = await asyncio.gather(
+            *(self._settled(attempt, said) for attempt, (_, said) in zip(attempts, fresh, strict=True))
+        )
+        for one in settled:
+            self._settler.put(one)
+        await self._settler.flush()
+
+    def _left_alone(self, keys: Sequence[ItemKey], tag: str) -> set[ItemKey]:
+        """In a thread: those that have an outcome, or went on to another batch."""
+        return self._outcomes.terminal(keys) | self._remainders.elsewhere(keys, tag)
+
+    async def _settled(self, attempt: BatchAttempt, said: BatchAnswer | Failure) -> Settled:
+        try:
+            happened = said if isinstance(said, Failure) else await self._happened(attempt, said)
+            return Settled(attempt, self._outcome(attempt, happened))
+        except JobCannotRun:
+            raise  # a hook that cannot be imported, a schema that cannot be used: the answers stay where they are
+        except Exception as error:
+            log.exception("item %s: unexpected error in Penstock; it is tried again", attempt.tag)
+            return Settled(attempt, self._outcome(attempt, failure_of(error)))
+
+    async def _happened(self, attempt: BatchAttempt, answer: BatchAnswer) -> Failure | Reply:
+        happened = _named(attempt, answer)
+        attempt.spent = spent_on(attempt, happened)
+        spec = attempt.job.spec
+        if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
+            await self._code.ready(attempt)
+            return await self._code.accept(attempt, happened)
+        return happened
+
+    def _outcome(self, attempt: BatchAttempt, happened: Failure | Reply) -> Outcome:
+        """A batch takes hours, so that a try which costs none in other lanes counts here: a document's tries come to an end."""
+        outcome = decide(attempt, happened, self._policy)
+        if not isinstance(outcome, Retry) or not isinstance(happened, Failure) or happened.name in NOT_ITS_FAULT:
+            return outcome
+        if attempt.number >= attempt.job.spec.max_attempts:
+            return Dead(dead_letter(attempt, happened))
+        return Retry(outcome.after_s, outcome.error, counted=True, rate_limited=outcome.rate_limited)
+
+
+NOT_ITS_FAULT: Final = frozenset({"batch_refused"})
+"""Failures of a document that was only beside another one: they cost no try."""
+
+
+def without_answer(why: str) -> Failure:
+    """Of a document that its batch has ended without. ``why`` is the name of the failure, maybe with more words."""
+    name, _, detail = why.partition(": ")
+    return Failure(name, detail or _WORDS.get(name, name), None, Signal.REFUSED)
+
+
+_WORDS: Final = {
+    "batch_expired": "the batch's time was over before the provider came to it",
+    "batch_cancelled": "the batch was cancelled before the provider came to it",
+    "batch_lost": "the provider gave no answer to it, and the batch has ended",
+    "batch_refused": "the provider refused the batch for other lines of it",
+}
+
+
+def _attempt(batch: ProviderBatch, job: JobView, document: PackedDocument, body: bytes) -> BatchAttempt:
+    key = ItemKey(batch.job_id, batch.generation, document.doc_id)
+    spent = [document.prompt_tokens, document.completion_tokens, document.cost_microusd]
+    headers = {CALLS_HEADER: document.calls, SPENT_HEADER: spent}
+    delivery = Delivery(item_tag(key), None, headers, retries=document.attempts, queue=queue_name(job.spec.lane))
+    return BatchAttempt(
+        delivery, ItemMessage(key, body, None), key, job=job, given=body, body=body, batch=batch.tag,
+        position=document.position,
+    )  # fmt: skip
+
+
+def _named(attempt: BatchAttempt, answer: BatchAnswer) -> Failure | Reply:
+    if answer.status is None:
+        name = _WITHOUT_STATUS.get(answer.error or "")
+        if name is not None:
+            return Failure(name, answer.message or _WORDS.get(name, name), None, Signal.REFUSED)
+        error = {"error": {"code": answer.error, "message": answer.message}}
+        return name_failure(Answer(_NO_STATUS, {}, orjson.dumps(error), 0), time.time())
+    attempt.calls = 1
+    body = answer.body if answer.status == 200 else redact_bytes(answer.body)
+    attempt.last_answer = body
+    headers = {} if answer.request_id is None else {"x-request-id": answer.request_id}
+    return name_failure(Answer(answer.status, headers, body, 0), time.time())

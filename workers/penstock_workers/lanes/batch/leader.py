@@ -1,0 +1,248 @@
+"""The loop of a worker of the `batch` lane: it packs the feeds that it leads, and sees its provider batches to their end.
+
+Several workers share the work by leases in SQL: of each feed until it is read to its end, and of each provider batch until
+it is settled. What a worker leaves behind, another one takes up where the journal says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock_ledger import (
+    Database,
+    FeedLost,
+    JobState,
+    JobStore,
+    LiveFeed,
+    LiveJob,
+    LiveJobs,
+    ProviderBatch,
+    RemainderStore,
+    Waiting,
+)
+from penstock_ledger.model import Feed, Job
+from penstock_producer.errors import SourceError, SourceUnavailable
+from penstock_producer.job.lanes import packs
+from penstock_ratelimit import full_jitter
+from penstock_workers.errors import WorkerError
+from penstock_workers.failure_log import FailureLog
+from penstock_workers.lanes.batch.journey import Journey, Surroundings
+from penstock_workers.lanes.batch.packing import REQUESTS_MAX, Stopped
+from penstock_workers.lanes.batch.provider import BatchProvider
+from penstock_workers.lanes.batch.standing import Standing
+from penstock_workers.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0  # at the jobs, their feeds and their batches
+FAULT_CAP_S: Final = 10.0
+REMAINDERS_WAIT_S: Final = 20.0  # for more of them, where other batches are under way
+STUCK_S: Final = 600.0  # of one round: packing takes minutes at most
+
+Providers = Callable[[str], BatchProvider]  # by name; raises WorkerError
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one look found."""
+
+    live: Sequence[LiveJob]
+    waiting: Mapping[tuple[str, int], Waiting]
+
+
+class Leader:
+    """Belongs to the event loop, but for ``figures`` and ``is_turning``."""
+
+    def __init__(self, around: Surroundings, database: Database, providers: Providers) -> None:
+        self._around, self._providers = around, providers
+        self._settings: WorkerSettings = around.settings
+        self._lease_s = (
+            around.settings.visibility_timeout_s
+        )  # of feeds and batches: a leader that died is replaced after it
+        self._live, self._feeds = LiveJobs(database), JobStore(database)
+        self._remainders = RemainderStore(database)
+        self._failures = FailureLog(log)
+        self._journeys: dict[str, tuple[Journey, asyncio.Task[None]]] = {}
+        self._stop = asyncio.Event()
+        self._turned_at = time.monotonic()
+        self.packed = 0  # batches, since the start
+
+    async def run(self) -> None:
+        """Until ``close``."""
+        faults = 0
+        while not self._stop.is_set():
+            try:
+                await self._round()
+                wait_s, faults = LOOK_S, 0
+            except Stopped:
+                return
+            except Exception as error:
+                faults += 1
+                wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + LOOK_S
+                self._failures.tell("batch: a round failed", error, f"next look in {wait_s:.1f} s")
+            self._turned_at = time.monotonic()
+            await self._rest(wait_s)
+
+    async def renew(self) -> None:
+        """Keep what this worker leads, while rounds and steps take their time."""
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            try:
+                await asyncio.to_thread(self._renew)
+            except Exception as error:
+                self._failures.tell("batch: leases could not be renewed", error, "the next try follows")
+
+    async def close(self, deadline_s: float) -> None:
+        """Let the steps under way end, and hand over what is led."""
+        self._stop.set()
+        self._around.packer.stopped.set()
+        for journey, _ in self._journeys.values():
+            journey.close()
+        tasks = [task for _, task in self._journeys.values()]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=deadline_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def release(self) -> None:
+        """In a thread, once nothing runs any more."""
+        self._around.store.release_all(self._around.owner)
+
+    def is_turning(self) -> bool:
+        """False when a round has not ended for ``STUCK_S`` seconds. Any thread."""
+        return time.monotonic() - self._turned_at < STUCK_S
+
+    def led(self) -> Counter[tuple[str, str]]:
+        """Batches by provider and state. Any thread."""
+        batches = [journey.batch for journey, _ in tuple(self._journeys.values())]
+        return Counter((batch.provider, str(batch.state)) for batch in batches)
+
+    # -- a round -------------------------------------------------------------------------------------------------------
+
+    async def _round(self) -> None:
+        found = await asyncio.to_thread(self._look)
+        self._around.jobs.note([job for job, _ in found.live])
+        await self._take_batches()
+        for job, feeds in found.live:
+            if job.state is JobState.RUNNING:
+                await self._pack_job(job, feeds, found)
+            else:
+                await self._let_go(job, feeds)
+
+    def _look(self) -> _Round:
+        """In a thread."""
+        live = [one for one in self._live.look() if packs(str(one.job.spec.get("lane")))]
+        running = [job.job_id for job, _ in live if job.state is JobState.RUNNING]
+        waiting = {(one.job_id, one.generation): one for one in self._remainders.waiting(running)}
+        return _Round(live, waiting)
+
+    async def _take_batches(self) -> None:
+        """Those that no worker leads now, and those that this one has packed."""
+        self._journeys = {tag: pair for tag, pair in self._journeys.items() if not pair[1].done()}
+        room = self._settings.batch.led_max - len(self._journeys)
+        if room <= 0:
+            return
+        store, owner = self._around.store, self._around.owner
+        taken = await asyncio.to_thread(lambda: store.take(owner, self._lease_s, room, besides=[*self._journeys]))
+        for batch in taken:
+            try:
+                self._start(batch, self._providers(batch.provider))
+            except WorkerError as error:
+                await self._around.jobs.stop(batch.job_id, JobState.PAUSED, str(error))
+
+    def _start(self, batch: ProviderBatch, provider: BatchProvider) -> None:
+        journey = Journey(batch, provider, self._around)
+        self._journeys[batch.tag] = (journey, asyncio.create_task(journey.run(), name=f"provider batch {batch.tag}"))
+
+    async def _pack_job(self, job: Job, feeds: Sequence[LiveFeed], found: _Round) -> None:
+        for live in feeds:
+            try:
+                if not live.feed.exhausted:
+                    await self._pack_feed(job, live)
+                if (waiting := found.waiting.get((job.job_id, live.feed.generation))) is not None:
+                    await self._pack_remainders(job, live.feed, waiting)
+            except FeedLost:
+                continue
+            except (SourceUnavailable, WorkerError) as error:
+                await self._around.jobs.stop(job.job_id, JobState.PAUSED, str(error))
+            except SourceError as error:
+                await self._around.jobs.stop(job.job_id, JobState.FAILED, str(error))
+
+    async def _pack_feed(self, job: Job, live: LiveFeed) -> None:
+        owner = self._around.owner
+        if not (live.free or live.led_by(owner)) or not await self._has_room():
+            return
+        feed = live.feed
+        if not live.led_by(owner):
+            leased = await asyncio.to_thread(self._feeds.lease_feed, job.job_id, feed.generation, owner, self._lease_s)
+            if leased is None:
+                return
+            feed = leased
+        try:
+            await self._pack_windows(job, feed)
+        finally:
+            await asyncio.to_thread(self._feeds.release_feed, feed, owner)
+
+    async def _pack_windows(self, job: Job, feed: Feed) -> None:
+        """While there is room for what is packed."""
+        spec = self._around.jobs.spec(job)
+        provider = self._providers(spec.provider)
+        while not feed.exhausted and await self._has_room():
+            if await self._around.jobs.look_again(job.job_id) is not Standing.RUNS:
+                return  # packing takes its time, and a person need not wait for all of it
+            async with self._around.packing:
+                after, packed = await asyncio.to_thread(self._around.packer.pack_feed, job, spec, feed, provider)
+            await self._packed(job, packed)
+            if after == feed:
+                return  # an open job that has no more documents now
+            feed = after
+
+    async def _pack_remainders(self, job: Job, feed: Feed, waiting: Waiting) -> None:
+        """Once they fill a batch, have waited for a while, or nothing else is under way that could add to them."""
+        spec = self._around.jobs.spec(job)
+        enough = min(
+            spec.batch_max_requests or REQUESTS_MAX, REQUESTS_MAX, self._providers(spec.provider).limits.requests
+        )
+        is_due = waiting.documents >= enough or time.time() - waiting.since >= REMAINDERS_WAIT_S
+        if not is_due:  # unless nothing can add to them any more
+            is_due = feed.exhausted and not await asyncio.to_thread(self._around.store.open_of, job.job_id)
+        if not is_due or not await self._has_room():
+            return
+        async with self._around.packing:
+            packer, provider = self._around.packer, self._providers(spec.provider)
+            packed = await asyncio.to_thread(packer.pack_remainders, job, spec, feed, provider)
+        await self._packed(job, packed)
+
+    async def _packed(self, job: Job, packed: int) -> None:
+        if packed:
+            log.info("job %s: %d provider batches are packed", job.job_id, packed)
+            self.packed += packed
+            self._around.failpoints.hit("batch_packed")
+            await self._take_batches()
+
+    async def _has_room(self) -> bool:
+        return await asyncio.to_thread(self._around.store.packed_waiting) < self._settings.batch.packed_ahead
+
+    async def _let_go(self, job: Job, feeds: Sequence[LiveFeed]) -> None:
+        """Feeds of a job that is paused or ends are not read on here."""
+        for live in feeds:
+            if live.led_by(self._around.owner) and not live.feed.exhausted:
+                await asyncio.to_thread(self._feeds.release_feed, live.feed, self._around.owner)
+
+    def _renew(self) -> None:
+        self._feeds.renew_feeds(self._around.owner, self._lease_s, shards=False)
+        self._around.store.renew(self._around.owner, self._lease_s)
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,153 @@
+"""The files of packed batches: the provider's input, the request bodies, and which document each id means.
+
+They are a cache: what they hold is made again from the source where a disk is gone, see ``packing.py``. A folder has its
+name only once all of it is on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Collection, Container, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import orjson
+
+INPUT: Final = "input.jsonl"
+BODIES: Final = "bodies"
+IDS: Final = "ids.jsonl"
+LEFT_S: Final = 3_600.0  # files that belong to no batch are removed after this
+_UNDONE: Final = ".part"
+_OURS: Final = re.compile(r"[0-9a-f]{32}(-\d+\.part)?")
+
+
+class PackedDocument(NamedTuple):
+    """One document of a batch: where it comes from, and what earlier batches used up on it."""
+
+    custom_id: str
+    doc_id: str
+    position: str
+    attempts: int
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_microusd: int
+    offset: int  # of its request in the file of bodies
+    size: int
+
+
+class PackedBatch:
+    """The folder of one batch. Any thread, one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def input(self) -> Path:
+        return self._folder / INPUT
+
+    @property
+    def is_there(self) -> bool:
+        return self._folder.is_dir()
+
+    def documents(self) -> Iterator[PackedDocument]:
+        """In the order of the input's lines."""
+        with (self._folder / IDS).open("rb") as lines:
+            for line in lines:
+                yield PackedDocument(*orjson.loads(line))
+
+    def by_id(self) -> dict[str, PackedDocument]:
+        """All of them: the one thing of a batch that is held in memory, while its answers are read."""
+        return {document.custom_id: document for document in self.documents()}
+
+    def bodies(self, documents: Collection[PackedDocument]) -> list[bytes]:
+        """The requests of these documents, in their order."""
+        found = []
+        with (self._folder / BODIES).open("rb") as file:
+            for document in documents:
+                file.seek(document.offset)
+                found.append(file.read(document.size))
+        return found
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class PackedFolder:
+    """Where the packed batches of a worker lie."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def open(self) -> None:
+        """Make the folder where there is none. Raises OSError."""
+        self._place.mkdir(parents=True, exist_ok=True)
+
+    def sweep(self, wanted: Container[str]) -> None:
+        """Remove what belongs to none of the ``wanted`` batches and was left for some time: other workers may write here."""
+        long_ago = time.time() - LEFT_S
+        for folder in self._place.iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name not in wanted and _OURS.fullmatch(folder.name) and folder.stat().st_mtime < long_ago:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def batch(self, tag: str) -> PackedBatch:
+        return PackedBatch(self._place / tag)
+
+    def writer(self, tag: str) -> PackedWriter:
+        return PackedWriter(self._place / tag, self._place / f"{tag}-{os.getpid()}{_UNDONE}")
+
+    def rename(self, tag: str, to: str) -> None:
+        """The files of a batch that another one takes the place of. Where they are gone they are made again."""
+        if self.batch(tag).is_there:
+            (self._place / tag).rename(self._place / to)
+
+
+class PackedWriter:
+    """Writes one batch; ``close`` makes it whole, ``discard`` takes it away."""
+
+    def __init__(self, folder: Path, undone: Path) -> None:
+        self._folder, self._undone = folder, undone
+        shutil.rmtree(undone, ignore_errors=True)
+        undone.mkdir(parents=True)
+        self._files = ExitStack()
+        self._input, self._bodies, self._ids = (
+            self._files.enter_context((undone / name).open("wb")) for name in (INPUT, BODIES, IDS)
+        )
+        self._names = set[str]()
+        self.requests = self.size = self._offset = 0
+
+    def has(self, custom_id: str) -> bool:
+        return custom_id in self._names
+
+    def add(self, document: PackedDocument, line: bytes, body: bytes) -> None:
+        """``document`` without its place in the file of bodies."""
+        placed = document._replace(offset=self._offset, size=len(body))
+        self._input.write(line)
+        self._bodies.write(body)
+        self._ids.write(orjson.dumps([*placed]) + b"\n")
+        self._names.add(document.custom_id)
+        self.requests, self.size, self._offset = self.requests + 1, self.size + len(line), self._offset + len(body)
+
+    def close(self) -> None:
+        """On the disk, all of it, when this returns."""
+        for file in (self._input, self._bodies, self._ids):
+            file.flush()
+            os.fsync(file.fileno())
+        self._files.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._undone.rename(self._folder)
+        folder = os.open(self._folder.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def discard(self) -> None:
+        self._files.close()
+        shutil.rmtree(self._undone, ignore_errors=True)

@@ -1,0 +1,257 @@
+"""Packs documents straight from their source into provider batches, a window at a time, and packs lost files again.
+
+A window is read, written to the disk, and then one transaction notes its batches and moves the feed's cursor. If the process
+dies before that, the next leader packs the same window again; nothing was sent by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Final
+
+from penstock_ledger import (
+    Database,
+    JobStore,
+    NewProviderBatch,
+    OutcomeStore,
+    ProviderBatch,
+    ProviderBatchStore,
+    Remainder,
+    RemainderStore,
+)
+from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job
+from penstock_producer.errors import RowChanged
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.refusals import changed_since, lost, refused
+from penstock_producer.rows import BadRow, Document, Source
+from penstock_producer.sources.of_feed import source_of
+from penstock_workers.lanes.batch.packed import PackedBatch, PackedFolder
+from penstock_workers.lanes.batch.provider import BadLine, BatchProvider
+from penstock_workers.lanes.batch.window import Terms, Window, line_of
+from penstock_workers.settings import WorkerSettings
+
+ROWS_READ: Final = 500  # looked up in the ledger together
+BYTES_READ: Final = 16 * 1024 * 1024  # of their requests
+REQUESTS_MAX: Final = 100_000  # in one batch, whatever a provider allows: their ids are held in memory
+
+Row = Document | BadRow
+
+
+class Stopped(Exception):
+    """The worker is about to end; what was packed so far is thrown away."""
+
+
+class Packer:
+    """Called in threads, one call at a time."""
+
+    def __init__(self, settings: WorkerSettings, database: Database, folder: PackedFolder, owner: str) -> None:
+        self._settings, self._database, self._folder, self._owner = settings, database, folder, owner
+        self._jobs, self._outcomes = JobStore(database), OutcomeStore(database)
+        self._batches, self._remainders = ProviderBatchStore(database), RemainderStore(database)
+        self._lease_s = settings.visibility_timeout_s
+        self.stopped = threading.Event()
+
+    def pack_feed(self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider) -> tuple[Feed, int]:
+        """Pack the next window of a feed that this process leads; returns the feed behind it, and how many batches it became.
+
+        Raises SourceChanged, SourceUnavailable, FeedLost, Stopped, OSError and errors of the database.
+        """
+        source = source_of(self._database, job, feed, self._settings, spec)
+        if feed.kind is FeedKind.SPOOL:
+            return self._move_spool(feed, source), 0
+        window = Window(self._folder, provider, self._terms(spec, feed))
+        try:
+            cursor, exhausted = self._fill(window, feed, source)
+            packed = [batch for batch, _ in window.close(feed.cursor, cursor)]
+        except BaseException:
+            window.discard()
+            raise
+        if window.letters:
+            self._batches.settle("", [], window.letters, [])
+        if packed or exhausted or cursor != feed.cursor:
+            with self._removed_on_error(packed):
+                self._batches.add_of_feed(feed, self._owner, self._lease_s, packed, cursor=cursor, exhausted=exhausted)
+        return replace(feed, cursor=cursor, exhausted=exhausted), len(packed)
+
+    def pack_remainders(self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider) -> int:
+        """Pack documents that earlier batches left. Raises as ``pack_feed`` does, but for FeedLost."""
+        source = source_of(self._database, job, feed, self._settings, spec)
+        window = Window(self._folder, provider, self._terms(spec, feed))
+        changed = list[DeadLetter]()
+        try:
+            for one in self._unfinished(self._remainders.unclaimed(job.job_id, feed.generation)):
+                document = _fetch(source, one, changed)
+                if document is not None and not window.add(one.key.doc_id, document.body, one):
+                    break
+            packed = window.close(None, None)
+        except BaseException:
+            window.discard()
+            raise
+        if changed or window.letters:
+            self._batches.settle("", [], [*changed, *window.letters], [])
+        if packed and not self._batches.add_of_remainders(self._owner, self._lease_s, packed):
+            for batch, _ in packed:
+                self._folder.batch(batch.tag).remove()
+            return 0
+        return len(packed)
+
+    def files(self, job: Job, spec: JobSpec, batch: ProviderBatch, provider: BatchProvider) -> PackedBatch:
+        """The files of a batch, packed again from its documents where they are gone from this disk."""
+        packed = self._folder.batch(batch.tag)
+        if packed.is_there:
+            return packed
+        feed = next(feed for feed in self._jobs.feeds(job.job_id) if feed.generation == batch.generation)
+        terms, writer = self._terms(spec, feed), self._folder.writer(batch.tag)
+        try:
+            for document, before in self._documents_of(job, spec, feed, batch, terms):
+                with contextlib.suppress(BadLine):  # it has its dead letter
+                    packed_document, line = line_of(provider, terms, document.doc_id, document.body, before)
+                    if not writer.has(packed_document.custom_id):
+                        writer.add(packed_document, line, document.body)
+            writer.close()
+        except BaseException:
+            writer.discard()
+            raise
+        return packed
+
+    def _terms(self, spec: JobSpec, feed: Feed) -> Terms:
+        provider = self._settings.provider(spec.provider)
+        is_one_model = spec.takes_records and feed.kind is not FeedKind.REPLAY
+        return Terms(
+            feed.job_id,
+            feed.generation,
+            spec.provider,
+            provider.kind,
+            spec.endpoint,
+            spec.model if is_one_model else None,
+            min(spec.batch_max_requests or REQUESTS_MAX, REQUESTS_MAX),
+            provider.batch_enqueued_tokens,
+        )
+
+    def _fill(self, window: Window, feed: Feed, source: Source) -> tuple[dict[str, Any], bool]:
+        """The cursor behind the last document of the window, and whether the source has ended with it."""
+        cursor = dict(feed.cursor)
+        refused_lines = self._refused_lines(feed)
+        for rows in _groups(source.documents(feed.cursor)):
+            self._go_on()
+            self._settle_bad(feed, rows, refused_lines)
+            documents = [row for row in rows if isinstance(row, Document) and row.line not in refused_lines]
+            done = self._outcomes.terminal(_key(feed, document) for document in documents)
+            wanted = {document.doc_id: document for document in documents if _key(feed, document) not in done}
+            for row in rows:
+                document = wanted.pop(row.doc_id, None) if isinstance(row, Document) else None
+                if document is not None and not window.add(document.doc_id, document.body, _new(feed, document)):
+                    return cursor, False
+                cursor = dict(row.cursor)
+        return cursor, source.ended()
+
+    def _documents_of(
+        self, job: Job, spec: JobSpec, feed: Feed, batch: ProviderBatch, terms: Terms
+    ) -> Iterator[tuple[Document, Remainder]]:
+        """Those that a batch has. Where the provider has its file already, also those of its part of the source that had an
+        outcome when it was packed: looking for their answers does no harm."""
+        if batch.cursor_before is None or batch.cursor_behind is None:
+            source = source_of(self._database, job, feed, self._settings, spec)
+            for one in self._remainders.of_batch(batch.tag):
+                document = _fetch(source, one, [])
+                if document is not None:
+                    yield document, one
+            return
+        is_sent = batch.file_id is not None or batch.remote_id is not None
+        part = replace(feed, ends_at=batch.cursor_behind)
+        source, refused_lines = source_of(self._database, job, part, self._settings, spec), self._refused_lines(feed)
+        for rows in _groups(source.documents(batch.cursor_before)):
+            self._go_on()
+            documents = [row for row in rows if isinstance(row, Document) and row.line not in refused_lines]
+            done = set() if is_sent else self._outcomes.terminal(_key(feed, document) for document in documents)
+            for document in documents:
+                if _key(feed, document) not in done and terms.model_of(document.body) == batch.model:
+                    yield document, _new(feed, document)
+
+    def _unfinished(self, found: Iterable[Remainder]) -> Iterator[Remainder]:
+        """Without those that have got an outcome since; their rows go."""
+        for some in batched(found, ROWS_READ):
+            self._go_on()
+            done = self._outcomes.terminal(one.key for one in some)
+            if done:
+                self._batches.forget(done)
+            yield from (one for one in some if one.key not in done)
+
+    def _move_spool(self, feed: Feed, source: Source) -> Feed:
+        """Documents of an open job come as they like: they wait as remainders do, and are packed when they are many or old."""
+        documents = [row for row in source.documents(feed.cursor) if isinstance(row, Document)]
+        ended = source.ended()
+        if documents or ended:
+            waiting = [_new(feed, document) for document in documents]
+            rows = [document.line for document in documents]
+            self._batches.add_of_spool(feed, self._owner, waiting, rows, exhausted=ended)
+        return replace(feed, exhausted=ended)
+
+    def _refused_lines(self, feed: Feed) -> frozenset[int]:
+        return self._outcomes.refused_lines(feed.job_id) if feed.kind is FeedKind.SOURCE else frozenset()
+
+    def _settle_bad(self, feed: Feed, rows: Sequence[Row], refused_lines: frozenset[int]) -> None:
+        """As feeders do: those of a file were settled at submit."""
+        bad = [row for row in rows if isinstance(row, BadRow)]
+        if bad and feed.kind is FeedKind.SOURCE:
+            bad = changed_since(bad, refused_lines)
+        letters = [
+            refused(row, ItemKey(feed.job_id, feed.generation, row.doc_id)) for row in bad if row.doc_id is not None
+        ]
+        if letters:
+            self._outcomes.settle([], letters)
+
+    @contextlib.contextmanager
+    def _removed_on_error(self, packed: Iterable[NewProviderBatch]) -> Iterator[None]:
+        """Files of batches that were not noted, or of which that is not known: then they are packed again."""
+        try:
+            yield
+        except BaseException:
+            for batch in packed:
+                self._folder.batch(batch.tag).remove()
+            raise
+
+    def _go_on(self) -> None:
+        if self.stopped.is_set():
+            raise Stopped
+
+
+def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows in stretches of bounded number and size."""
+    group, size = list[Row](), 0
+    for row in rows:
+        group.append(row)
+        size += len(row.body) if isinstance(row, Document) else len(row.request)
+        if len(group) >= ROWS_READ or size >= BYTES_READ:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def batched(found: Iterable[Remainder], size: int) -> Iterator[list[Remainder]]:
+    rest = iter(found)
+    while some := list(islice(rest, size)):
+        yield some
+
+
+def _fetch(source: Source, one: Remainder, changed: list[DeadLetter]) -> Document | None:
+    """The document again; None, and a dead letter in ``changed``, where a row of a table is not what it was."""
+    try:
+        return source.fetch(one.position)
+    except RowChanged as error:
+        changed.append(lost(one.key, str(error)))
+        return None
+
+
+def _key(feed: Feed, document: Document) -> ItemKey:
+    return ItemKey(feed.job_id, feed.generation, document.doc_id)
+
+
+def _new(feed: Feed, document: Document) -> Remainder:
+    """One that no batch has had yet."""
+    return Remainder(_key(feed, document), document.position, 0, 0, 0, 0, 0, "new")

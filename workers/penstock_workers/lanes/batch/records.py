@@ -1,0 +1,106 @@
+"""What is written of the documents of provider batches: one transaction in SQL for a group, then Redis.
+
+The settler of all lanes calls it. What differs from other lanes: a document that is to be tried again is a row of SQL in
+place of a message in Redis, and what earlier batches used up on it is counted with its outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from penstock_ledger import (
+    JobStore,
+    ProviderBatchStore,
+    RedisLedger,
+    Remainder,
+    SettleBatch,
+    SettledCrash,
+    SettledDead,
+    SettledDone,
+)
+from penstock_ledger.model import JobState
+from penstock_workers.item.attempt import Attempt, Settled
+from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
+from penstock_workers.item.settling.made_with import MadeWithNotes
+from penstock_workers.item.settling.records import pauses_of
+from penstock_workers.item.settling.rows import reason_of
+
+
+class BatchAttempt(Attempt, kw_only=True, eq=False):
+    """One document in one provider batch."""
+
+    batch: str  # its tag
+    position: str  # of the document in its source
+
+
+class BatchRecords:
+    """Every write may be repeated without harm."""
+
+    def __init__(self, jobs: JobStore, batches: ProviderBatchStore, hot: RedisLedger, made_with: MadeWithNotes) -> None:
+        self._jobs = jobs
+        self._batches = batches
+        self._hot = hot
+        self._made_with = made_with
+
+    def write_sql(self, group: Sequence[Settled]) -> None:
+        if any(isinstance(outcome, Done) for _, outcome in group):
+            self._made_with.note(group)
+        for tag, some in _by_batch(group).items():
+            results = [outcome.result for _, outcome in some if isinstance(outcome, Done)]
+            letters = [outcome.letter for _, outcome in some if isinstance(outcome, Dead)]
+            left = [_left(attempt, outcome) for attempt, outcome in some if isinstance(outcome, Retry | Parked)]
+            self._batches.settle(tag, results, letters, left)
+        for job_id, (why, ends_in_s) in pauses_of(group).items():
+            resume_at = None if ends_in_s is None else time.time() + ends_in_s
+            self._jobs.set_state(job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at)
+
+    def write_redis(self, group: Sequence[Settled]) -> None:
+        """The completed set and the counters, for people."""
+        for job_id in pauses_of(group):
+            self._hot.set_job_state(job_id, JobState.PAUSED)
+        done, dead, again = list[SettledDone](), list[SettledDead](), list[SettledCrash]()
+        for attempt, outcome in group:
+            if not isinstance(attempt, BatchAttempt):
+                continue
+            used = attempt.spent_in_all[:3]
+            if isinstance(outcome, Done):
+                after_retry = attempt.calls_in_all > 1 or attempt.retries > 0
+                done.append(
+                    SettledDone(attempt.key, attempt.job.buckets, after_retry, *used, calls=attempt.calls_in_all)
+                )
+            elif isinstance(outcome, Dead):
+                reason = outcome.letter.reason
+                dead.append(SettledDead(attempt.key, attempt.job.buckets, reason, *used, calls=attempt.calls_in_all))
+            elif isinstance(outcome, Retry):
+                again.append(SettledCrash(attempt.key, reason_of(outcome)))
+        self._hot.settle(SettleBatch(done, dead, tried_again=again))
+
+
+class NoQueue:
+    """The bridge of a lane whose documents are no messages: there is nothing to acknowledge."""
+
+    def started(self, delivery: Delivery) -> None:
+        pass
+
+    def conclude(self, pairs: Sequence[tuple[Delivery, Outcome]]) -> None:
+        pass
+
+
+def _by_batch(group: Iterable[Settled]) -> Mapping[str, list[tuple[BatchAttempt, Outcome]]]:
+    found: defaultdict[str, list[tuple[BatchAttempt, Outcome]]] = defaultdict(list)
+    for attempt, outcome in group:
+        if isinstance(attempt, BatchAttempt):
+            found[attempt.batch].append((attempt, outcome))
+    return found
+
+
+def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
+    """For the next batch."""
+    is_counted = isinstance(outcome, Retry) and outcome.counted
+    used = attempt.spent_in_all[:3]
+    attempts = attempt.number if is_counted else attempt.retries
+    reason = reason_of(outcome) if isinstance(outcome, Retry) else outcome.why.partition(":")[0]
+    return Remainder(attempt.key, attempt.position, attempts, attempt.calls_in_all, *used, reason)

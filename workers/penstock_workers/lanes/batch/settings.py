@@ -1,0 +1,32 @@
+"""The settings of the `batch` lane. Light: every process of the fleet reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from penstock_workers.lanes.lane_settings import LaneSettings
+
+DEFAULT_FOLDER = Path("~/.cache/penstock/batches")
+
+
+class BatchSettings(LaneSettings):
+    """The `batch` lane: where packed files lie, and how much a worker takes on."""
+
+    folder: Path = DEFAULT_FOLDER  # packed files until their batches are settled; lost ones are packed again
+    packed_ahead: Annotated[int, Field(ge=1, le=100)] = 3  # batches that are packed and wait to be created
+    led_max: Annotated[int, Field(ge=1, le=10_000)] = 500  # batches that one worker watches
+    poll_first_s: Annotated[float, Field(gt=0, le=3_600)] = 5.0  # after a batch was created; jobs may say batch_poll_s
+    poll_cap_s: Annotated[float, Field(gt=0, le=3_600)] = 120.0  # that pause grows up to this
+
+    def suitable_concurrency(self) -> int:
+        return 1  # nothing is claimed here
+
+    def kept_in(self, folder: Path) -> Self:
+        return self.model_copy(update={"folder": folder / "batches"}) if self.folder == DEFAULT_FOLDER else self
+
+    @property
+    def place(self) -> Path:
+        return self.folder.expanduser()

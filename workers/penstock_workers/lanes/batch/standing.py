@@ -1,0 +1,75 @@
+"""What the jobs of provider batches are doing now, as the leader's latest look has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from enum import Enum
+
+from penstock_ledger import Job, JobNotFound, JobState, JobStore, RedisLedger
+from penstock_ledger.redaction import redact
+from penstock_producer.job.spec import JobSpec
+
+
+class Standing(Enum):
+    """What a job lets its batches do."""
+
+    RUNS = "runs"
+    WAITS = "waits"  # paused: nothing new goes to the provider; what is there is collected
+    ENDS = "ends"  # cancelled, failed or purged: what is at the provider is cancelled, and what was answered is kept
+
+
+class Jobs:
+    """Used on the event loop."""
+
+    def __init__(self, jobs: JobStore, hot: RedisLedger) -> None:
+        self._jobs, self._hot = jobs, hot
+        self._live: dict[str, Job] = {}
+        self._specs: dict[str, tuple[str, JobSpec]] = {}
+
+    def note(self, live: Collection[Job]) -> None:
+        self._live = {job.job_id: job for job in live}
+        self._specs = {job_id: spec for job_id, spec in self._specs.items() if job_id in self._live}
+
+    def spec(self, job: Job) -> JobSpec:
+        known = self._specs.get(job.job_id)
+        if known is None or known[0] != job.digest:
+            known = self._specs[job.job_id] = (job.digest, JobSpec.accepted(job.spec))
+        return known[1]
+
+    def standing(self, job_id: str) -> Standing:
+        job = self._live.get(job_id)
+        if job is None or job.state is JobState.CANCELLING:
+            return Standing.ENDS
+        return Standing.WAITS if job.state is JobState.PAUSED else Standing.RUNS
+
+    async def look_again(self, job_id: str) -> Standing:
+        """The same, read anew."""
+        live = await asyncio.to_thread(self._jobs.get, job_id)
+        self._live = {name: job for name, job in self._live.items() if name != job_id}
+        if not live.state.final:
+            self._live[job_id] = live
+        return self.standing(job_id)
+
+    def poll_s(self, job_id: str) -> float | None:
+        """How often the job wants its batches looked at; None: as the worker's settings have it."""
+        job = self._live.get(job_id)
+        return None if job is None else self.spec(job).batch_poll_s
+
+    async def get(self, job_id: str) -> Job | None:
+        """None for a job that was purged."""
+        if job_id in self._live:
+            return self._live[job_id]
+        try:
+            return await asyncio.to_thread(self._jobs.get, job_id)
+        except JobNotFound:
+            return None
+
+    async def stop(self, job_id: str, to: JobState, reason: str) -> None:
+        """Pause or fail a running job, with the reason for people."""
+        moved = await asyncio.to_thread(
+            self._jobs.set_state, job_id, to, reason=redact(reason), expect={JobState.RUNNING}
+        )
+        if moved:
+            await asyncio.to_thread(self._hot.set_job_state, job_id, to)
+            self._live = {name: job for name, job in self._live.items() if name != job_id or to is not JobState.FAILED}

@@ -1,0 +1,140 @@
+"""The batches that are being packed side by side: one per model, since a provider batch has one model.
+
+A window ends when one of them is full. All of them then have the same two cursors of the source, and differ in
+their models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Final
+from uuid import uuid4
+
+from penstock_ledger import DeadLetter, ItemKey, NewProviderBatch, Remainder
+from penstock_producer.feed.routes import model_of
+from penstock_ratelimit import Estimator
+from penstock_workers.lanes.batch.custom_ids import custom_id
+from penstock_workers.lanes.batch.packed import PackedDocument, PackedFolder, PackedWriter
+from penstock_workers.lanes.batch.provider import BadLine, BatchProvider
+
+MODELS_MAX: Final = 32  # packed side by side: each has three files open
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the batches of one feed have in common."""
+
+    job_id: str
+    generation: int
+    provider: str
+    kind: str
+    endpoint: str
+    model: str | None  # None: each request names its own
+    requests_max: int
+    tokens_max: int | None  # that the account may have in batches
+
+    def model_of(self, body: bytes) -> str | None:
+        return self.model or model_of(body)
+
+
+class TooLong(BadLine):
+    """The line has more bytes than a provider takes."""
+
+
+def line_of(
+    provider: BatchProvider, terms: Terms, doc_id: str, body: bytes, before: Remainder
+) -> tuple[PackedDocument, bytes]:
+    """One document as the provider reads it. ``before``: what it used up until now. Raises BadLine and TooLong."""
+    name = custom_id(doc_id, provider.limits.id_chars)
+    line = provider.line(name, terms.endpoint, body)
+    most = min(provider.limits.line_bytes, provider.limits.total_bytes)
+    if len(line) > most:
+        raise TooLong(f"its line has {len(line)} bytes; one of a batch at {terms.provider} has at most {most}")
+    used = (before.attempts, before.calls, before.prompt_tokens, before.completion_tokens, before.cost_microusd)
+    return PackedDocument(name, doc_id, before.position, *used, 0, 0), line
+
+
+@dataclass(slots=True)
+class _Open:
+    tag: str
+    writer: PackedWriter
+    tokens: int = 0
+    keys: list[ItemKey] = field(default_factory=list)
+
+
+class Window:
+    """Used in one thread. ``close`` or ``discard`` ends it."""
+
+    def __init__(self, folder: PackedFolder, provider: BatchProvider, terms: Terms) -> None:
+        self._folder, self._provider, self._terms = folder, provider, terms
+        self._estimator = Estimator()
+        self._open: dict[str | None, _Open] = {}
+        self.letters: list[DeadLetter] = []  # of documents that can be no line of a batch
+
+    def add(self, doc_id: str, body: bytes, before: Remainder) -> bool:
+        """False, and the document is not in: the window has come to its end. ``before``: what it used up until now."""
+        try:
+            document, line = line_of(self._provider, self._terms, doc_id, body, before)
+        except BadLine as error:
+            reason = "request_too_large" if isinstance(error, TooLong) else "bad_request"
+            self.letters.append(_letter(before, reason, str(error), body))
+            return True
+        model = self._terms.model_of(body)
+        tokens = ceil(self._estimator.estimate_prompt(self._terms.job_id, len(body)))
+        packing = self._open.get(model)
+        if packing is None:
+            if len(self._open) >= MODELS_MAX:
+                return False
+            tag = uuid4().hex
+            packing = self._open[model] = _Open(tag, self._folder.writer(tag))
+        elif packing.writer.has(document.custom_id):
+            return True  # the same document: an id that is no digest is the document's own
+        elif self._is_full(packing, len(line), tokens):
+            return False
+        packing.writer.add(document, line, body)
+        packing.tokens += tokens
+        packing.keys.append(before.key)
+        return True
+
+    def close(
+        self, cursor_before: dict[str, Any] | None, cursor_behind: dict[str, Any] | None
+    ) -> list[tuple[NewProviderBatch, list[ItemKey]]]:
+        """The batches, each with its files on the disk and its documents."""
+        terms, packed = self._terms, []
+        for model, packing in self._open.items():
+            packing.writer.close()
+            batch = NewProviderBatch(
+                packing.tag, terms.job_id, terms.generation, terms.provider, terms.kind, model, terms.endpoint,
+                cursor_before, cursor_behind, packing.writer.requests, packing.writer.size, packing.tokens,
+            )  # fmt: skip
+            packed.append((batch, packing.keys))
+        return packed
+
+    def discard(self) -> None:
+        for packing in self._open.values():
+            packing.writer.discard()
+
+    def _is_full(self, packing: _Open, size: int, tokens: int) -> bool:
+        limits, terms = self._provider.limits, self._terms
+        return (
+            packing.writer.requests >= min(limits.requests, terms.requests_max)
+            or packing.writer.size + size > limits.total_bytes
+            or (terms.tokens_max is not None and packing.tokens + tokens > terms.tokens_max)
+        )
+
+
+def _letter(before: Remainder, reason: str, why: str, body: bytes) -> DeadLetter:
+    return DeadLetter(
+        key=before.key,
+        reason=reason,
+        attempts=before.attempts,
+        calls=before.calls,
+        last_error=why,
+        status_code=None,
+        request=body,
+        response=None,
+        prompt_tokens=before.prompt_tokens,
+        completion_tokens=before.completion_tokens,
+        cost_microusd=before.cost_microusd,
+    )

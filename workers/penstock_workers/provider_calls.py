@@ -1,0 +1,31 @@
+"""How each kind of provider is asked, in real time and in batches: its addresses, and the headers that carry its key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+
+from penstock_producer.job.endpoints import Kind
+
+ANTHROPIC_VERSION = "2023-06-01"  # of its API: what an answer looks like
+
+
+def address(base_url: str, path: str) -> str:
+    """Base URLs are customary with and without their version (`/v1`); `path` always begins with it."""
+    head = "/" + path.split("/", 2)[1]
+    return base_url + (path.removeprefix(head) if base_url.endswith(head) else path)
+
+
+def headers_of(kind: Kind, key: str | None) -> Mapping[str, str]:
+    """What each call carries."""
+    always = {"User-Agent": f"penstock/{version('penstock')}"}
+    if kind == "anthropic":
+        always["anthropic-version"] = ANTHROPIC_VERSION
+    if not key:
+        return always
+    match kind:
+        case "anthropic":
+            return always | {"x-api-key": key}
+        case "gemini":
+            return always | {"x-goog-api-key": key}
+    return always | {"Authorization": f"Bearer {key}"}
