@@ -69,4 +69,5 @@ def _make(part: Any, waits: ItemWaits, pause_after_run: int, parts: Mapping[str,
         failpoints=Failpoints(),
         reuse=parts.get("reuse", part),
         runs=Runs(pause_after_run),
+        models=parts.get("models"),
     )

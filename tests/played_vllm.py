@@ -21,6 +21,7 @@ class PlayedVllm:
         self.adapters = adapters
         self.delay_s = 0.0  # of each answer
         self.loads = False
+        self.longest: int | None = None  # characters of a request that it takes; longer ones are too long for its model
         self.answered: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -72,6 +73,11 @@ class PlayedVllm:
             if model not in (self.model, *self.adapters):
                 self.refused[model] += 1
                 return 404, {"error": {"message": f"The model `{model}` does not exist.", "code": 404}}
+            if self.longest is not None and len(json.dumps(body)) > self.longest:
+                words = (
+                    "This model's maximum context length is 64 tokens. Please reduce the length of the input messages."
+                )
+                return 400, {"error": {"message": words, "type": "BadRequestError", "code": 400}}
             self.answered[model] += 1
         message = {"role": "assistant", "content": f"{self.model} answers"}
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import Literal
 
 import pytest
+from engines.tiny_model import Architecture, Shape, make_model
 
 # Before anything of vLLM is imported, and for the processes that tests start.
 os.environ.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1")
@@ -46,12 +46,14 @@ def tiny_seer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _made(tmp_path_factory, "idefics3")
 
 
-def _made(
-    tmp_path_factory: pytest.TempPathFactory, kind: Literal["llama", "bert", "bert-classifier", "idefics3"]
-) -> Path:
+@pytest.fixture(scope="session")
+def tiny_hearer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model that hears."""
+    return _made(tmp_path_factory, "qwen2-audio")
+
+
+def _made(tmp_path_factory: pytest.TempPathFactory, kind: Architecture) -> Path:
     if importlib.util.find_spec("vllm") is None:
         pytest.fail("vLLM is not installed here; `make test-vllm` sets it up", pytrace=False)
-    from engines.tiny_model import Shape, make_model
-
     shape = Shape(context=512) if kind.startswith("bert") else Shape()
     return make_model(tmp_path_factory.mktemp("models") / f"tiny-{kind}", kind, shape)

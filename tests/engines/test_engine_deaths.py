@@ -62,15 +62,17 @@ def test_a_worker_whose_device_is_lost_ends_with_a_status_and_a_reason(fleet: Fl
     assert fleet.account(job, 100).dead == {}
 
 
+@pytest.mark.parametrize("parallel", ["data_parallel_size", "tensor_parallel_size"])
 def test_nothing_of_a_group_of_engines_outlives_a_worker_that_is_killed(
-    fleet: Fleet, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, parallel: str
 ) -> None:
-    """`kill -9` with a data-parallel group: cores, coordinator and shared memory are gone in seconds (H11).
+    """`kill -9` with a group of engines, or of processes of one: cores, coordinator and shared memory are gone in seconds (H11).
 
     Also where the operator lists plugins of vLLM, and the list leaves Penstock's out. One engine is in test_gpu_fleet.py.
     """
     monkeypatch.setenv("VLLM_PLUGINS", "someone-elses")
-    worker = gpu_worker(fleet, tiny_llama, in_process=False, engine={"data_parallel_size": 2})
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # a CPU's own: its cores are one group of memory here
+    worker = gpu_worker(fleet, tiny_llama, in_process=False, engine={parallel: 2})
     assert len(descendants(worker)) > 4
     kill_with_all(worker)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from collections.abc import AsyncIterator
 from importlib import import_module
@@ -17,6 +18,7 @@ import pytest_asyncio
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Request
+from penstock_workers.lanes.gpu import engine_host
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.settings import WorkerSettings
@@ -128,6 +130,7 @@ async def test_structured_outputs_follow_the_schema(lane: GpuLane, wanted: str) 
         ({"max_tokens": 0}, "bad_request", "max_tokens is 0"),
         ({"frequency": 1}, "bad_request", "'frequency'"),
         ({"messages": []}, "bad_request", "messages is empty"),
+        ({"messages": [{"role": "user", "content": None}]}, "bad_request", "content is null"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "bad_request", "takes text only"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}}, "bad_request", "no"),
         ({"response_format": {"type": "yaml"}}, "bad_request", "yaml"),
@@ -282,10 +285,17 @@ async def test_a_missing_model_is_told_with_its_path(tmp_path: Path) -> None:
         await GpuLane(settings(tmp_path / "no-such-model")).start()
 
 
+async def test_a_start_without_the_memory_for_one_request_says_so(tiny_llama: Path) -> None:
+    """In vLLM's own words, with what it needs; a worker ends with them, for its orchestrator."""
+    from penstock_workers.errors import BadEngineSettings
+
+    with pytest.raises(BadEngineSettings, match="KV cache"):
+        await GpuLane(settings(tiny_llama, engine={"num_gpu_blocks_override": 2})).start()
+
+
 async def test_a_pooling_engine_embeds(tiny_bert: Path) -> None:
     """An encoder in the engine: unit vectors, as floats or base64; too long is refused or cut, as the job says."""
     import base64
-    import math
     import struct
 
     hosted = GpuLane(settings(tiny_bert, engine={"runner": "pooling", "max_model_len": 512, "dtype": "float32"}))
@@ -307,28 +317,44 @@ async def test_a_pooling_engine_embeds(tiny_bert: Path) -> None:
         await hosted.close()
 
 
-async def test_a_bad_adapter_refuses_its_own_requests_only(tiny_llama: Path, tmp_path: Path) -> None:
-    """Rank 64 is served; a missing folder and weights that cannot be read are refused by name, and no engine dies (H2)."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def adapted(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GpuLane]:
+    """With two adapters that are good, and two that are not."""
     from engines.tiny_model import make_adapter
 
-    wide, broken = make_adapter(tmp_path / "wide", rank=64), make_adapter(tmp_path / "broken")
-    (broken / "adapter_model.safetensors").write_bytes(b"no tensors")
-    folders = {"wide": str(wide), "broken": str(broken), "missing": str(tmp_path / "missing")}
+    folder = tmp_path_factory.mktemp("adapters")
+    folders = {name: str(folder / name) for name in ("wide", "legal", "broken", "missing")}
+    make_adapter(folder / "wide", rank=64)
+    make_adapter(folder / "legal")
+    (make_adapter(folder / "broken") / "adapter_model.safetensors").write_bytes(b"no tensors")
     hosted = GpuLane(settings(tiny_llama, lora=folders), give_up=pytest.fail)
     await hosted.start()
-    try:
-        engine = hosted._host.engine
-        for name in ("broken", "missing"):
-            refused = await named(hosted, request(chat(1, model=name)))
-            assert isinstance(refused, Failure)
-            assert (refused.name, f"model is {name!r}, an adapter that cannot be used" in refused.detail) == (
-                "bad_request",
-                True,
-            )
-        assert (await body_of(hosted, request(chat(1, model="wide"))))["model"] == "wide"
-        assert hosted._host.engine is engine
-    finally:
-        await hosted.close()
+    yield hosted
+    await hosted.close()
+
+
+async def test_a_bad_adapter_refuses_its_own_requests_only(adapted: GpuLane) -> None:
+    """Rank 64 is served; a missing folder and weights that cannot be read are refused by name, and no engine dies (H2)."""
+    engine = adapted._host.engine
+    for name in ("broken", "missing"):
+        refused = await named(adapted, request(chat(1, model=name)))
+        assert isinstance(refused, Failure)
+        assert refused.name == "bad_request"
+        assert f"model is {name!r}, an adapter that cannot be used" in refused.detail
+    assert (await body_of(adapted, request(chat(1, model="wide"))))["model"] == "wide"
+    assert adapted._host.engine is engine
+
+
+async def test_an_adapter_is_chosen_by_the_requests_model(adapted: GpuLane) -> None:
+    """The same greedy question, without an adapter and with each: three answers, each under the name that was asked for.
+
+    One after the other: side by side, vLLM's CPU build computes requests without an adapter with the last one of the batch
+    (its pull request 48421); its kernels for GPUs do not.
+    """
+    plain = await body_of(adapted, request(chat(1, max_tokens=16)))
+    legal, wide = [await body_of(adapted, request(chat(1, max_tokens=16, model=name))) for name in ("legal", "wide")]
+    assert (legal["model"], wide["model"]) == ("legal", "wide")
+    assert len({one["choices"][0]["message"]["content"] for one in (plain, legal, wide)}) == 3
 
 
 async def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:
@@ -356,65 +382,54 @@ async def test_arguments_are_read_as_vllms_command_line_reads_them(tiny_llama: P
             read(**wrong)
 
 
-async def test_an_item_in_the_engines_line_does_not_time_out(tiny_llama: Path) -> None:
-    """Forty items for two places, each with less time than the line takes: all are answered, as only computing counts (H6)."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two_places(tiny_llama: Path) -> AsyncIterator[GpuLane]:
+    """An engine that runs two requests at once."""
     hosted = GpuLane(settings(tiny_llama, engine={"max_num_seqs": 2}))
     await hosted.start()
-    try:
-        body = json.dumps(chat(1, max_tokens=24)).encode()
-        prepared = [
-            await hosted.prepare(Request("job:doc", "default", "/v1/chat/completions", body, 1.0)) for _ in range(40)
-        ]
-        began = asyncio.get_running_loop().time()
-        answers = await asyncio.gather(*(hosted.infer(one) for one in prepared))
-        assert asyncio.get_running_loop().time() - began > 1.0, "else the test shows nothing"
-        assert {type(answer) for answer in answers} == {Answer}
-    finally:
-        await hosted.close()
+    yield hosted
+    await hosted.close()
 
 
-async def test_an_adapter_is_chosen_by_the_requests_model(tiny_llama: Path, tmp_path: Path) -> None:
-    """The same greedy question, with and without the adapter: two answers, each under the name that was asked for."""
-    from engines.tiny_model import make_adapter
+async def test_an_item_in_the_engines_line_does_not_time_out(two_places: GpuLane) -> None:
+    """Many items for two places, each with less time than the line takes: all are answered, as only computing counts (H6)."""
+    clock, body = asyncio.get_running_loop().time, json.dumps(chat(1, max_tokens=24)).encode()
 
-    make_adapter(tmp_path / "legal")
-    hosted = GpuLane(settings(tiny_llama, lora={"legal": str(tmp_path / "legal")}))
-    await hosted.start()
-    try:
-        plain, adapted = await asyncio.gather(
-            body_of(hosted, request(chat(1, max_tokens=16))),
-            body_of(hosted, request(chat(1, max_tokens=16, model="legal"))),
-        )
-        assert adapted["model"] == "legal"
-        assert plain["choices"][0]["message"]["content"] != adapted["choices"][0]["message"]["content"]
-    finally:
-        await hosted.close()
+    async def seconds(number: int, limit_s: float) -> float:
+        asked = Request("job:doc", "default", "/v1/chat/completions", body, limit_s)
+        prepared = [await two_places.prepare(asked) for _ in range(number)]
+        began = clock()
+        answers = await asyncio.gather(*(two_places.infer(one) for one in prepared))
+        assert not [answer for answer in answers if not isinstance(answer, Answer)], limit_s
+        return clock() - began
+
+    usual = sorted([await seconds(2, 60.0) for _ in range(3)])[1]
+    limit_s = max(3.0, 8 * usual)  # so long may a busy machine keep one from its tokens
+    assert await seconds(2 * math.ceil(2 * limit_s / usual), limit_s) > limit_s, "else the test shows nothing"
 
 
-async def test_urgent_items_overtake_in_the_engine(tiny_llama: Path) -> None:
+async def test_urgent_items_overtake_in_the_engine(two_places: GpuLane) -> None:
     """With two places and thirty items in its line, one that is urgent ends before most of them."""
-    hosted = GpuLane(settings(tiny_llama, engine={"max_num_seqs": 2}))
-    await hosted.start()
     order: list[str] = []
 
     async def one(name: str, priority: Any) -> None:
-        prepared = await hosted.prepare(request(chat(1, max_tokens=8), priority=priority))
-        assert isinstance(await hosted.infer(prepared), Answer)
+        prepared = await two_places.prepare(request(chat(1, max_tokens=8), priority=priority))
+        assert isinstance(await two_places.infer(prepared), Answer)
         order.append(name)
 
-    try:
-        low = [asyncio.create_task(one(f"low-{number}", "low")) for number in range(30)]
-        while not order:  # noqa: ASYNC110 -- until the line has begun to move
-            await asyncio.sleep(0.01)
-        await one("urgent", "urgent")
-        await asyncio.gather(*low)
-        assert order.index("urgent") < 15
-    finally:
-        await hosted.close()
+    low = [asyncio.create_task(one(f"low-{number}", "low")) for number in range(30)]
+    while not order:  # noqa: ASYNC110 -- until the line has begun to move
+        await asyncio.sleep(0.01)
+    await one("urgent", "urgent")
+    await asyncio.gather(*low)
+    assert order.index("urgent") < 15
 
 
-async def test_a_worker_that_cannot_build_its_engine_anew_ends(tiny_llama: Path, tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_build_its_engine_anew_ends(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine dies and its model is gone meanwhile: its item ends with that reason, and the worker asks to be replaced."""
+    monkeypatch.setattr(engine_host, "REBUILD_PAUSES_S", (0.1,) * len(engine_host.REBUILD_PAUSES_S))
     model = tmp_path / "model"
     shutil.copytree(tiny_llama, model)
     gave_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-Architecture = Literal["llama", "qwen3", "bert", "bert-classifier", "idefics3"]
+Architecture = Literal["llama", "qwen3", "bert", "bert-classifier", "idefics3", "qwen2-audio"]
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
 TRAINED_ON = 120  # files of the standard library: enough for thousands of tokens, in a second
@@ -22,17 +22,23 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-IMAGE = "<image>"
-SEEING_TEMPLATE = (
+IMAGE, SOUND = "<image>", "<|AUDIO|>"
+PARTS_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}"
-    "{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}"
+    "{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>"
+    "{% elif part['type'] == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>{% else %}{{ part['text'] }}"
     "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 IMAGE_PATCHES = 4  # of each image, whatever its size: a square of 32 pixels in patches of 8, four to a token
 IMAGE_TOKENS = IMAGE_PATCHES + 3  # with the marks around them
-_SEEING_MARKS = (IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+MEL_BINS = 16  # of a sound's spectrum; its length in the model is Whisper's, 30 s
+_MARKS = {
+    "idefics3": (IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"),
+    "qwen2-audio": (SOUND, "<|audio_bos|>", "<|audio_eos|>"),
+}
 _CLASSES = {
+    "qwen2-audio": ("Qwen2AudioConfig", "Qwen2AudioForConditionalGeneration"),
     "idefics3": ("Idefics3Config", "Idefics3ForConditionalGeneration"),
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
@@ -70,22 +76,33 @@ def make_model(
     """Write config, tokenizer and weights into ``folder``, and hand it back. Without weights, load it as "dummy"."""
     shape = shape or Shape()
     folder.mkdir(parents=True, exist_ok=True)
-    if architecture == "idefics3":
-        shape = replace(shape, marks=(*shape.marks, *_SEEING_MARKS))
+    shape = replace(shape, marks=(*shape.marks, *_MARKS.get(architecture, ())))
     tokenizer = _tokenizer(shape)
-    if architecture == "idefics3":
-        tokenizer.chat_template = SEEING_TEMPLATE
-        _image_processor(tokenizer).save_pretrained(folder)
+    if architecture in _MARKS:
+        tokenizer.chat_template = PARTS_TEMPLATE
+        make = _image_processor if architecture == "idefics3" else _sound_processor
+        make(tokenizer).save_pretrained(folder)
     if architecture == "bert-classifier":
         tokenizer.chat_template = None  # as of its kind: pairs are joined by the tokenizer
     tokenizer.save_pretrained(folder)
     config = _config(architecture, shape, tokenizer)
     if weights:
         _model(architecture, config, seed).save_pretrained(folder, safe_serialization=True)
+        if architecture == "qwen2-audio":
+            _name_as_published(folder / "model.safetensors")
     else:
         config.architectures = [_CLASSES[architecture][1]]
         config.save_pretrained(folder)
     return folder
+
+
+def _name_as_published(file: Path) -> None:
+    """transformers 5 writes the text model's weights one level deeper than the files that vLLM reads have them."""
+    safetensors = import_module("safetensors.torch")
+    weights = safetensors.load_file(file)
+    deeper = "language_model.model.model."
+    named = {name.replace(deeper, "language_model.model."): value for name, value in weights.items()}
+    safetensors.save_file(named, file, metadata={"format": "pt"})
 
 
 def make_adapter(folder: Path, shape: Shape | None = None, *, rank: int = 8, seed: int = 1) -> Path:
@@ -140,8 +157,20 @@ def _image_processor(tokenizer: Any) -> Any:
         size={"longest_edge": 32}, max_image_size={"longest_edge": 32}, do_image_splitting=False
     )
     return transformers.Idefics3Processor(
-        image_processor=images, tokenizer=tokenizer, image_seq_len=IMAGE_PATCHES, chat_template=SEEING_TEMPLATE
+        image_processor=images, tokenizer=tokenizer, image_seq_len=IMAGE_PATCHES, chat_template=PARTS_TEMPLATE
     )
+
+
+def _sound_processor(tokenizer: Any) -> Any:
+    transformers = import_module("transformers")
+    sounds = transformers.WhisperFeatureExtractor(feature_size=MEL_BINS)
+    return transformers.Qwen2AudioProcessor(sounds, tokenizer, chat_template=PARTS_TEMPLATE)
+
+
+def sound_tokens(seconds: float) -> int:
+    """What a sound takes in the prompt, with the marks around it: the encoder halves a spectrum of 100 columns a second twice."""
+    half = (round(100 * seconds) - 1) // 2 + 1
+    return (half - 2) // 2 + 1 + 2
 
 
 def _config(architecture: Architecture, shape: Shape, tokenizer: Any) -> Any:
@@ -158,6 +187,21 @@ def _config(architecture: Architecture, shape: Shape, tokenizer: Any) -> Any:
         return transformers.Idefics3Config(
             vision_config=eyes, text_config=_config("llama", shape, tokenizer), scale_factor=2, dtype="bfloat16",
             image_token_id=tokenizer.convert_tokens_to_ids(IMAGE), pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+    if architecture == "qwen2-audio":
+        transformers = import_module("transformers")
+        ears = transformers.Qwen2AudioEncoderConfig(
+            num_mel_bins=MEL_BINS, d_model=64, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=128
+        )
+        text = transformers.Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=shape.hidden, intermediate_size=shape.inner,
+            num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=shape.context, tie_word_embeddings=shape.tied, pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+        return transformers.Qwen2AudioConfig(
+            audio_config=ears, text_config=text, dtype="bfloat16", tie_word_embeddings=shape.tied,
+            audio_token_index=tokenizer.convert_tokens_to_ids(SOUND), pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
     make = getattr(import_module("transformers"), _CLASSES[architecture][0])
     sizes = {

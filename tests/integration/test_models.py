@@ -135,6 +135,25 @@ def test_what_an_earlier_release_fed_is_drained(house: House) -> None:
     assert (house.first.refused, house.second.refused) == ({}, {})
 
 
+def test_a_document_that_its_model_cannot_answer_goes_on_to_another_models_worker(house: House) -> None:
+    """`fallback` across workers: each document has one outcome, what both servers were asked is counted, and no attempt is."""
+    fleet, first, second = house.fleet, house.first, house.second
+    second.delay_s, first.longest = 0.0, 600
+    source = fleet.folder / "mixed.jsonl"
+    rows = [{"id": f"doc-{n}", "text": "word " * (200 if n % 3 == 0 else 2)} for n in range(90)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = second.answered["legal"]
+    job = fleet.producer.submit(source, fleet.spec(lane="gpu", model="tiny1", fallback=["legal"]), job_key="mixed")
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    assert fleet.account(job, 90).dead == {}
+    assert house.answers(job) == {"tiny1 answers": 60, "org/tiny2 answers": 30}
+    assert second.answered["legal"] - before == 30
+    assert {result.attempts for result in fleet.producer.results(job.job_id)} == {1}
+    first.longest = None
+    counted = fleet.counters(job)
+    assert (counted["calls"], counted["fallbacks"], counted["prompt_tokens"]) == (120, 30, 90 * 3)
+
+
 def test_a_job_without_a_model_is_not_answered_by_chance(house: House) -> None:
     """While several models are served such a job is paused, and its reason names them."""
     fleet = house.fleet
@@ -230,3 +249,18 @@ def test_strangers_in_the_heartbeats_harm_no_reader(house: House) -> None:
     assert "no worker serves gone; served here: org/tiny2 (1 worker), tiny1 (1 worker)" in fleet.penstock(
         "status", "held"
     )
+
+
+def test_documents_that_have_gone_on_to_a_model_that_no_worker_serves_are_told(house: House) -> None:
+    """`submit` warns of it, and `status` says what they wait for, as long as they do."""
+    fleet = house.fleet
+    house.first.longest = 600
+    source = fleet.folder / "long.jsonl"
+    source.write_text(json.dumps({"id": "a", "text": "word " * 200}) + "\n")
+    asked = ("submit", str(source), "--lane", "gpu", "--prompt", "{text}", "--model", "tiny1", "--job", "astray")
+    warned = fleet.run(*asked, "--fallback", "nowhere")
+    assert warned.returncode == 0, warned.stderr
+    assert "no worker serves nowhere; served here: org/tiny2 (1 worker), tiny1" in warned.stderr
+    assert "Documents that go on to it wait for one" in warned.stderr
+    waits = "no worker serves the models of queue penstock.gpu.nowhere; served here: org/tiny2"
+    until(lambda: waits in fleet.penstock("status", "astray"), 30, "status says what it waits for")

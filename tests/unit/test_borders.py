@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -60,6 +60,7 @@ def test_a_fallback_is_no_way_around_the_providers_of_a_door() -> None:
     borders = Borders(DoorSettings(providers=("default",), max_attempts=4))
     borders.check(JobSpec(fallback=["large", "default/meta/llama"]))
     Borders().check(JobSpec(fallback=["paid/large"]))
+    borders.check(JobSpec(lane="gpu", fallback=["paid/large"]))  # a model of the lane's own workers
     with pytest.raises(
         SpecError, match=r"/fallback: 'paid/large' is refused at this door.*doors\.providers allows default"
     ):
@@ -137,6 +138,22 @@ def test_a_worker_asks_each_model_of_a_job_as_its_own_provider_says(tmp_path: Pa
         chain.append((view.spec.provider, view.spec.model, view.provider.usd_per_mtok_in))
         view = view.fallback
     assert chain == [("default", "small", 1), ("default", "org/middle", 1), ("free", "large", 0)]
+
+
+@pytest.mark.parametrize("lane", ["gpu", "embed"])
+def test_a_worker_that_hosts_a_model_takes_no_fallback_for_a_providers(
+    lane: Literal["gpu", "embed"], tmp_path: Path
+) -> None:
+    """In such a lane a name with a slash is a model, whatever providers are configured; the job is accepted like any other."""
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    settings = WorkerSettings(
+        database_url=url, lane=lane, providers={"default": ProviderSettings(), "free": ProviderSettings()}
+    )
+    with Producer(settings) as producer:
+        job = producer.open_job(JobSpec(lane=lane, model="small", fallback=["free/large"]))
+        view = read_job(producer._jobs, settings)(job.job_id).fallback
+    assert view is not None
+    assert (view.spec.provider, view.spec.model) == ("default", "free/large")
 
 
 def test_a_forged_pin_is_no_source(tmp_path: Path) -> None:

@@ -112,3 +112,16 @@ def test_estimates_assume_what_the_rate_limiter_assumes() -> None:
 
     assert estimates.CHARS_PER_TOKEN == estimator.CHARS_PER_TOKEN
     assert estimates.DEFAULT_OUTPUT_TOKENS == estimator.DEFAULT_OUTPUT_TOKENS
+
+
+def test_one_machine_refuses_a_fallback_to_a_model_that_it_does_not_host(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its documents would wait for ever: what to do instead is said. An adapter of the same worker is asked."""
+    monkeypatch.setenv("PENSTOCK_GPU__LORA", '{"legal": "/adapters/legal"}')
+    hosted = ["run", "docs.jsonl", "--out", "out", "--lane", "gpu", "--model", "m", "--prompt", "S {text}", "--dry-run"]
+    refused = CliRunner().invoke(command_line(), [*hosted, "--fallback", "legal", "--fallback", "large"])
+    assert str(refused.exception).startswith("--fallback: `penstock run` hosts one model, and it is not large")
+    assert "penstock submit --from-job JOB" in str(refused.exception)
+    told = CliRunner().invoke(command_line(), [*hosted, "--fallback", "legal"])
+    assert told.exit_code == 0, told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -84,3 +85,17 @@ async def test_its_threads_end() -> None:
     for thread in threads._threads:
         await asyncio.to_thread(thread.join, 10)
     assert not any(thread.is_alive() for thread in threads._threads)
+
+
+async def test_a_thread_that_waits_keeps_nothing_of_what_it_made() -> None:
+    """Images of a request count against the memory until it is forgotten: kept by idle threads, they would let no other in."""
+
+    class Made:
+        """Something that can be seen to be gone."""
+
+    threads = PrepareThreads(2)
+    made = [weakref.ref(await threads.run(Made)) for _ in range(4)]
+    async with asyncio.timeout(10):
+        while any(one() is not None for one in made):  # noqa: ASYNC110 -- a thread sets no event as it begins to wait
+            await asyncio.sleep(0)
+    threads.close()

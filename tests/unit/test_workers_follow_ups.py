@@ -10,6 +10,8 @@ import orjson
 import pytest
 from attempts import make_runner
 
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.served import Served
 from penstock_producer.feed.wire import SPENT_HEADER
 from penstock_producer.job.fallback import USUAL_REASONS, FallbackReason, provider_and_model
 from penstock_producer.job.spec import JobSpec
@@ -20,11 +22,12 @@ from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, JobView, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.item.outcome import Dead, Done, Parked, Retry
+from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry
 from penstock_workers.item.run import follow_ups
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.item.run.job_code import REFUSED_ANSWER_CHARS, JobCode
-from penstock_workers.item.settling.records import _batch
+from penstock_workers.item.run.models import ModelCheck
+from penstock_workers.item.settling.records import _batch, _moved
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.settings import ProviderSettings
@@ -66,6 +69,7 @@ class Parts:
     """What stands around a runner. ``answers`` come in their order, the last one again and again; a function is called."""
 
     job: JobView
+    models: ModelCheck | None = None
 
     def __init__(self, *answers: Tried | Callable[[], Tried]) -> None:
         self._answers = list(answers)
@@ -73,13 +77,14 @@ class Parts:
         self.providers: list[str] = []
         self.steps: list[str] = []
         self.down: set[str] = set()
+        self.refuses: dict[str, Answer] = {}  # by model, before anything is sent
         self.stops_at: tuple[int, BaseException] | None = None  # which request is not let in, and why
 
     def known(self, job_id: str) -> JobView:
         return self.job
 
     async def prepare(self, request: Request) -> Prepared:
-        return Prepared(request)
+        return Prepared(request, refused=self.refuses.get(orjson.loads(request.body).get("model")))
 
     def at_once(self, attempt: Attempt) -> None:
         """Never."""
@@ -94,7 +99,8 @@ class Parts:
         attempt.begun = True
 
     async def take_back(self, attempt: Attempt) -> None:
-        self.steps.append("take back")
+        if attempt.begun:
+            self.steps.append("take back")
         attempt.begun = False
 
     async def vouch(self, item: object, job: object, outcome: object) -> object:
@@ -118,7 +124,9 @@ class Parts:
         return True
 
 
-async def run(parts: Parts, body: object = BODY, headers: Mapping[str, Any] | None = None, **spec: Any) -> Settled:
+async def run(
+    parts: Parts, body: object = BODY, headers: Mapping[str, Any] | None = None, queue: str = "", **spec: Any
+) -> Settled:
     named = [provider_and_model(name, ("dear",)) for name in spec.get("fallback", ())]
     whole = JobSpec.from_json({"model": "small"} | spec)
     view = None
@@ -128,9 +136,9 @@ async def run(parts: Parts, body: object = BODY, headers: Mapping[str, Any] | No
     assert view is not None
     parts.job = view
     pool: Any = Pool()
-    runner = make_runner(parts, code=JobCode(pool, pool, pool))
+    runner = make_runner(parts, code=JobCode(pool, pool, pool), models=parts.models)
     kwargs = {"v": 1, "job": "job", "gen": 1, "doc": "doc", "body": body}
-    return await runner.run(Delivery("job:doc", kwargs, headers or {}, queue="penstock.api"))
+    return await runner.run(Delivery("job:doc", kwargs, headers or {}, queue=queue or queue_name(whole.lane, "small")))
 
 
 async def test_an_answer_that_breaks_the_schema_is_asked_for_again_with_the_error() -> None:
@@ -370,6 +378,75 @@ async def test_while_a_breaker_is_open_another_provider_is_asked(
     settled = await run(parts, fallback=list(fallback))
     assert isinstance(settled.outcome, Done)
     assert [sent["model"] for sent in parts.sent] == [model]
+
+
+def gate(*served: str) -> ModelCheck:
+    """Of a worker that serves these models. Redis is not asked: every request here names its model."""
+    unused: Any = None
+    opened = ModelCheck("gpu", unused, unused)
+    opened.open(Served(served))
+    return opened
+
+
+async def test_a_document_goes_on_to_the_queue_of_the_next_model() -> None:
+    """In a lane whose workers host models: at once, uncounted, with its price in the books; a worker there asks that model."""
+    parts = Parts(OVERFLOW)
+    parts.models = gate("small")
+    settled = await run(parts, fallback=["big"], lane="gpu")
+    assert isinstance(settled.outcome, Retry)
+    assert (settled.outcome.to, settled.outcome.after_s, settled.outcome.counted) == ("penstock.gpu.big", 0.0, False)
+    batch = _batch([settled])
+    [retry] = batch.retries
+    assert (retry.queue, retry.calls, batch.asked_again) == ("penstock.gpu.big", 1, [("job", 0, 1)])
+    headers = orjson.loads(retry.raw)["headers"]
+    again = Parts(answer("fine"))
+    again.models = gate("big")
+    ended = await run(again, headers=headers, queue=retry.queue, fallback=["big"], lane="gpu")
+    assert isinstance(ended.outcome, Done)
+    assert (ended.outcome.result.attempts, ended.outcome.result.calls) == (1, 2)
+    assert ([sent["model"] for sent in again.sent], _batch([ended]).asked_again) == (["big"], [])
+
+
+async def test_what_is_refused_before_it_is_sent_goes_on_too() -> None:
+    """A lane refuses a long prompt itself: nothing was begun or paid, so the message changes its queue."""
+    parts = Parts(OVERFLOW)
+    parts.models, parts.refuses = gate("small"), {"small": OVERFLOW}
+    settled = await run(parts, fallback=["big"], lane="gpu")
+    assert settled.outcome == Released("this worker does not serve big", to="penstock.gpu.big")
+    assert (parts.sent, parts.steps) == ([], [])
+    batch = _batch([settled])
+    assert (batch.released, batch.asked_again) == ([], [("job", 0, 1)])
+    assert orjson.loads(_moved([settled])["penstock.gpu.big"][0][1])["headers"][SPENT_HEADER] == [0, 0, 0, 0, 1]
+
+
+async def test_a_worker_of_both_models_asks_the_next_one_itself() -> None:
+    """An adapter and its model, say: the document keeps its slot, and is dead only when none takes it."""
+    parts = Parts(answer("fine"))
+    parts.models, parts.refuses = gate("small", "big"), {"small": OVERFLOW}
+    assert isinstance((await run(parts, fallback=["big"], lane="gpu")).outcome, Done)
+    assert [sent["model"] for sent in parts.sent] == ["big"]
+    parts.refuses |= {"big": FILTERED}
+    settled = await run(parts, fallback=["big"], lane="gpu")
+    assert isinstance(settled.outcome, Dead)
+    assert (settled.outcome.letter.reason, settled.outcome.letter.calls) == ("content_filter", 0)
+
+
+async def test_what_has_gone_on_is_never_asked_of_the_model_that_it_left() -> None:
+    """A retry may lie in the queue of a worker that serves the first model only: that one sends it on."""
+    parts = Parts(answer("fine"))
+    parts.models = gate("small")
+    headers = {SPENT_HEADER: [10, 5, 15, 0, 1]}
+    settled = await run(parts, headers=headers, queue="penstock.gpu.small", fallback=["big"], lane="gpu")
+    assert settled.outcome == Released("this worker does not serve big", to="penstock.gpu.big")
+
+
+async def test_where_a_lane_has_no_room_for_another_queue_its_own_takes_what_goes_on() -> None:
+    """Workers look at what lies there, and send it on as soon as there is room."""
+    parts = Parts(OVERFLOW)
+    parts.models = gate("small")
+    settled = await run(parts, fallback=["big"], lane="gpu")
+    [retry] = _batch([settled], frozenset({"penstock.gpu.big"})).retries
+    assert (retry.queue, orjson.loads(retry.raw)["properties"]["delivery_info"]["routing_key"]) == ("penstock.gpu",) * 2
 
 
 async def test_an_item_that_waits_for_a_breaker_is_given_to_the_next_model(monkeypatch: pytest.MonkeyPatch) -> None:

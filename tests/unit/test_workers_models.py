@@ -73,6 +73,9 @@ def test_items_from_the_models_own_queue_need_no_look() -> None:
     assert not opened.needs_look(attempt(b"{}", "penstock.gpu.tiny1"))
     assert opened.needs_look(attempt(b"{}", "penstock.gpu"))
     assert opened.needs_look(attempt(b"{}", "penstock.gpu.tiny1", preprocess="hooks:change"))
+    gone_on = attempt(b"{}", "penstock.gpu.tiny1")
+    gone_on.models_left = 1
+    assert opened.needs_look(gone_on), "it asks for the next model of its job's fallback"
 
 
 @pytest.mark.parametrize("model", ["tiny1", "/models/tiny1", "legal"])

@@ -172,13 +172,30 @@ async def test_an_outage_is_waited_for_and_shown(house: House, caplog: pytest.Lo
 class Ledger:
     """Counts starts, unless an id is odd."""
 
+    def __init__(self) -> None:
+        self.released: list[ItemKey] = []
+
     def begin(self, items: Sequence[Begin]) -> list[Begun]:
         for item in items:
             item.key.doc_id.encode()
         return [Begun(BeginReply.GO, 0) for _ in items]
 
     def settle(self, batch: SettleBatch) -> None:
-        """Nothing is released here."""
+        self.released += batch.released
+
+
+async def test_only_a_start_that_was_counted_is_taken_back() -> None:
+    """Of an item that had not begun it would be a crash of an earlier start that is forgotten."""
+    ledger = Ledger()
+    starts = Starts(ledger, None, None)  # type: ignore[arg-type]  # SQL is not asked
+    starts.start()
+    begun, waiting = attempt("begun"), attempt("waiting")
+    waiting.begun = False
+    await starts.begin(begun)
+    for one in (begun, waiting, begun):
+        await starts.take_back(one)
+    await starts.close()
+    assert ledger.released == [begun.key]
 
 
 async def test_a_start_that_cannot_be_counted_holds_up_no_other() -> None:

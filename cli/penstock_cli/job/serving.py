@@ -40,11 +40,17 @@ def refuse_chance(serving: Serving | None, spec: JobSpec) -> None:
 
 
 def warning(serving: Serving | None, spec: JobSpec) -> str | None:
-    """What the person who submits should know: that the job will wait for a worker of its model."""
+    """What the person who submits should know: that the job, or what goes on to another model, will wait for a worker."""
     from penstock_producer.feed.served import missing_model
 
-    if serving is None or (missing := missing_model(serving, spec.model)) is None:
+    if serving is None:
         return None
-    if serving.loads(spec.model):
-        return f"{missing}. The job waits for it"
-    return f"{missing}. The job waits for one: penstock worker --lane {spec.lane} --model …"
+    waits = "The job waits"
+    for model in (spec.model, *(spec.fallback or ())):
+        missing = missing_model(serving, model)
+        if missing is not None and serving.loads(model):
+            return f"{missing}. {waits} for it"
+        if missing is not None:
+            return f"{missing}. {waits} for one: penstock worker --lane {spec.lane} --model …"
+        waits = "Documents that go on to it wait"
+    return None

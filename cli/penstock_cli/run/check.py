@@ -61,6 +61,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     settings = _with_hooks(settings, spec)
     try:
         check_acceptable(spec, settings.prices(spec.provider))
+        _refuse_models_elsewhere(spec, settings)
     except SpecError as error:
         raise request.given.refusal(error) from error
     if asks_a_provider(spec):
@@ -68,6 +69,25 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     else:
         make_lane(settings)  # raises ModelMissing here rather than in a worker's log
     return spec, settings
+
+
+def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
+    """In a lane that hosts models all workers here have one, and documents that go on to another would wait for ever.
+    Raises SpecError."""
+    from penstock_producer.errors import Problem, SpecError
+    from penstock_workers.lanes.registry import served_by
+
+    served = served_by(settings)
+    if served is None or not served.names or (spec.lane == "gpu" and settings.gpu.lora_from is not None):
+        return  # a provider's; or what is served is known once the worker is up
+    elsewhere = [model for model in spec.fallback or () if model not in served.every_name]
+    if elsewhere:
+        why = f"`penstock run` hosts one model, and it is not {' or '.join(elsewhere)}"
+        fix = (
+            f"start a worker for each model (penstock worker --lane {spec.lane} --model …) and submit the job to them, or run "
+            "the dead letters again: penstock submit --from-job JOB --where reason=… --model …"
+        )
+        raise SpecError([Problem("invalid_value", "/fallback", why, fix)])
 
 
 def asks_a_provider(spec: JobSpec) -> bool:

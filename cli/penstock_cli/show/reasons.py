@@ -63,18 +63,20 @@ def unserved(workers: Iterable[WorkerSeen], lane: str) -> str | None:
 
 
 def unserved_model(redis: RedisLedger, workers: Iterable[WorkerSeen], job: Job) -> str | None:
-    """That no worker serves what a job of a lane with models of its own waits for. Of a job whose lines name models of their
-    own, what waits in the whole lane."""
+    """That no worker serves what a job of a lane with models of its own waits for, or what its documents have gone on to. Of
+    a job whose lines name models of their own, what waits in the whole lane."""
     from penstock_producer.feed.queues import queue_name
     from penstock_producer.feed.served import missing_model, serving_of, unserved_queues
 
     lane, model = str(job.spec["lane"]), job.spec.get("model")
     serving = serving_of(workers, lane)
     missing = missing_model(serving, model, redis.bound(job.job_id) if model is None else None)
-    if missing is not None or model is not None or not serving.workers:
+    following = [queue_name(lane, one) for one in job.spec.get("fallback") or ()]
+    if missing is not None or not serving.workers or (model is not None and not following):
         return None if missing is None else one_line(missing, CAUSE_CHARS)
     depths = redis.depths(queue_name(lane))
-    queues = unserved_queues(serving, {queue: depth.queued + depth.delayed for queue, depth in depths.items()})
+    waiting = {queue: depth.queued + depth.delayed for queue, depth in depths.items()}
+    queues = [queue for queue in unserved_queues(serving, waiting) if model is None or queue in following]
     if not queues:
         return None
     shown = ", ".join(queues[:QUEUES_SHOWN]) + (" and more" if len(queues) > QUEUES_SHOWN else "")

@@ -25,12 +25,6 @@ def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
         fix = "leave it out; a provider may have a parameter of its own, such as --param output_dtype=int8"
         why = f"lane {spec.lane} stores vectors as they come"
         raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
-    if spec.fallback is not None and has_own_model(spec.lane):
-        fix = (
-            f'use lane "{DEFAULT_LANE}", or run a second job: penstock submit --from-job JOB --where reason=… --model …'
-        )
-        why = f"a worker of lane {spec.lane} answers with its own model"
-        raise SpecError([Problem("invalid_value", "/fallback", why, fix)])
     if spec.budget_usd is not None:
         _check_budget(spec, provider)
 

@@ -31,8 +31,7 @@ TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
 GENERATION_HEADER = "x-penstock-gen"
 CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier attempts; absent in a message that is new
-# [prompt tokens, completion tokens, microdollars] of refused answers of earlier attempts
-SPENT_HEADER = "x-penstock-spent"
+SPENT_HEADER = "x-penstock-spent"  # what earlier attempts used up: the fields of `Spent`, in workers' item/spent.py
 URGENT_HEADER = "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
 RETRIES_HEADER = "retries"  # Celery's own: attempts that counted
 FED_HEADER = "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue

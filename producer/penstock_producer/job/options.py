@@ -194,7 +194,7 @@ _TABLE: Final = (
     Option(
         "fallback",
         "A model that is asked before a document is a dead letter, in their order; PROVIDER/MODEL for one of another configured "
-        "provider.",
+        "provider; in lanes that host models, one that workers of the lane serve.",
         form=FlagForm.LIST, metavar="MODEL",
     ),
     Option(

@@ -93,9 +93,7 @@ class Attempt(Item, kw_only=True, eq=False):
     body: bytes  # the same until the job's hook changes it
     first_body: bytes | None = None  # what follow-ups begin with: ``body`` without a conversation about its answer
     next_body: bytes | None = None  # what is sent in a follow-up
-    elsewhere: tuple[
-        tuple[str, int, Spent], ...
-    ] = ()  # providers that were left: calls and what they cost, of all here
+    elsewhere: tuple[tuple[str, int, Spent], ...] = ()  # providers that were left: calls, and what they cost
     models_left: int = 0  # given up so far: ``job`` is as the next one is asked
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     started: bool = False  # Celery knows that it runs

@@ -30,6 +30,7 @@ class Retry:
     error: str
     counted: bool = True  # False where the item is not at fault (a rate limit, a busy server): it costs no attempt
     rate_limited: bool = False
+    to: str | None = None  # another queue than it came from: that of the next model of its job's `fallback`
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.failures import Failure, RefusedAnswer
 from penstock_workers.item.lane import Prepared
-from penstock_workers.item.outcome import Dead, Retry
+from penstock_workers.item.outcome import Dead, Released, Retry
 from penstock_workers.item.run.fates import decide
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.settling.rows import RESPONSE_EXCERPT_BYTES
@@ -88,9 +88,13 @@ def instead_of(attempt: Attempt, before: Failure, error: BaseException, policy: 
     """What the item comes to whose next request was not sent. Raises TurnedAway where that is no failure.
 
     Answers were paid for, so it ends in an outcome that keeps their price in the books: another attempt, where whatever
-    stopped this one is found again.
+    stopped this one is found again. Where the next model is another worker's, that attempt is made at once in its queue.
     """
     outcome = outcome_of(error) if isinstance(error, Exception) else None
+    if isinstance(outcome, Released) and outcome.to is not None:
+        if not attempt.calls:  # refused before it was sent: there is nothing to keep
+            raise error
+        raise TurnedAway(Retry(0.0, f"{before.name}: {before.detail}", counted=False, to=outcome.to)) from error
     name = failure_of(error).name if outcome is None and isinstance(error, Exception) else ""
     if isinstance(outcome, Dead):
         name = outcome.letter.reason

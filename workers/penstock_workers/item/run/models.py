@@ -1,7 +1,8 @@
 """Whether this worker serves the model that an item names. An item of another model goes to that model's queue, uncounted.
 
 Feeds put an item into the queue of its model, so most need no look: those do that lie in the lane's own queue (jobs that name
-no model, and what earlier releases have fed), those whose job changes requests by a hook, and those that the lane refuses.
+no model, and what earlier releases have fed), those whose job changes requests by a hook, those that have come to another
+model of their job's `fallback`, and those that the lane refuses.
 
 A job that names no model is answered by one model, whichever its first item finds: with one model served that is the one, and
 from then on the job is bound to it. With several, the job is paused and says so: which of them answers must not be chance.
@@ -47,8 +48,9 @@ class ModelCheck:
         self._queues = frozenset(served.queues(self._lane))
 
     def needs_look(self, attempt: Attempt) -> bool:
-        """False for an item that its feed has put into a queue of this worker's model."""
-        return attempt.delivery.queue not in self._queues or attempt.job.spec.preprocess is not None
+        """False for an item that its feed has put into a queue of this worker's model, and that asks for no other since."""
+        of_another = attempt.delivery.queue not in self._queues or attempt.models_left > 0
+        return of_another or attempt.job.spec.preprocess is not None
 
     async def check(self, attempt: Attempt) -> None:
         """Raises TurnedAway for an item that another worker must answer, or a person must decide about."""

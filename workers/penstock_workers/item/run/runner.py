@@ -84,6 +84,8 @@ class ItemRunner:
             happened = await self._try_where(attempt, place)
             while isinstance(happened, Failure) and has_follow_up(attempt, happened, self.policy):
                 happened = await self._follow_up(attempt, place, happened)
+        if not attempt.begun:  # refused while it was made ready, which says nothing of other documents
+            raise TurnedAway(decide(attempt, happened, self.policy))
         if self.runs.note(attempt, happened):
             await self.runs.weigh(attempt, happened)
         put_off = isinstance(happened, Failure) and not self.admission.may_retry(attempt)
@@ -103,6 +105,8 @@ class ItemRunner:
         attempt.mark("seated")
         prepared = await self._prepare(attempt)
         attempt.mark("prepared")
+        if prepared.refused is not None:
+            return self._name(attempt, prepared.refused)
         turn = await self._admit(attempt, prepared)
         attempt.mark("admitted")
         try:
@@ -140,10 +144,8 @@ class ItemRunner:
         if self.models is not None and self.models.needs_look(attempt):
             await self.models.check(attempt)
         prepared = await self.lane.prepare(request_of(attempt))
-        if prepared.refused is not None:
-            if self.models is not None:  # it may be refused because it is another worker's
-                await self.models.check(attempt)
-            raise TurnedAway(decide(attempt, self._name(attempt, prepared.refused), self.policy))
+        if prepared.refused is not None and self.models is not None:  # it may be refused because it is another worker's
+            await self.models.check(attempt)
         return prepared
 
     async def _first_body(self, attempt: Attempt) -> None:

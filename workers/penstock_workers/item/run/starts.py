@@ -86,7 +86,9 @@ class Starts:
         return await self._answer(item, job.buckets, None) or outcome
 
     async def take_back(self, attempt: Attempt) -> None:
-        """The start of an item that was begun and now waits: no death may be held against it meanwhile."""
+        """The start of an item that now waits, where it was begun: no death may be held against it meanwhile."""
+        if not attempt.begun:
+            return
         attempt.begun = False
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._returns.put((attempt.key, taken))

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from penstock_ledger import (
     AskedAgain,
@@ -18,6 +18,7 @@ from penstock_ledger import (
     SettledDead,
     SettledDone,
     SettledRetry,
+    keys,
 )
 from penstock_ledger.model import JobState
 from penstock_workers.item.attempt import Attempt, Item, Settled
@@ -63,7 +64,7 @@ class Records:
         """Completed set, counters, window and delayed set in one script call; then what waits for its job to be resumed."""
         for job_id in pauses_of(group):
             self._hot.set_job_state(job_id, JobState.PAUSED)
-        self._hot.settle(_batch(group))
+        self._hot.settle(_batch(group, self._without_room(group)))
         for job_id, raws in _parked(group).items():
             self._hot.park(job_id, raws)
         for queue, messages in _moved(group).items():
@@ -72,8 +73,16 @@ class Records:
             if isinstance(settled.outcome, Unreadable):
                 log.error("message %s is set aside for a person: %s", settled.delivery.task_id, settled.outcome.why)
 
+    def _without_room(self, group: Iterable[Settled]) -> frozenset[str]:
+        """Note the queues that items go on to, so that control loops look after them; returns those that their lane has no
+        room for."""
+        to = {outcome.to for _, outcome in group if isinstance(outcome, Retry) and outcome.to is not None}
+        noted = (self._hot.queues.note(keys.lane_queue(queue), [queue]) for queue in to)
+        return frozenset[str]().union(*noted)
 
-def _batch(group: Iterable[Settled]) -> SettleBatch:
+
+def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
+    """``full``: queues for which there is no room; what goes there waits in its lane's own, from where workers send it on."""
     done: list[SettledDone] = []
     dead: list[SettledDead] = []
     retries: list[SettledRetry] = []
@@ -91,7 +100,8 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
             case Dead(letter):
                 dead.append(settled_dead(attempt, letter))
             case Retry():
-                retries.append(settled_retry(attempt, outcome))
+                queue = outcome.to or attempt.delivery.queue
+                retries.append(settled_retry(attempt, outcome, keys.lane_queue(queue) if queue in full else queue))
             case Released(crashed=True):
                 crashed.append(SettledCrash(attempt.key, reason_of(outcome)))
             case Released() | Parked() if attempt.begun:

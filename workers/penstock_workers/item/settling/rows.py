@@ -81,13 +81,13 @@ def settled_dead(attempt: Attempt, letter: DeadLetter) -> SettledDead:
     )
 
 
-def settled_retry(attempt: Attempt, retry: Retry) -> SettledRetry:
+def settled_retry(attempt: Attempt, retry: Retry, queue: str) -> SettledRetry:
     return SettledRetry(
         key=attempt.key,
         buckets=attempt.job.buckets,
-        queue=attempt.delivery.queue,
+        queue=queue,
         tag=attempt.tag,
-        raw=message_again(attempt, attempt.number if retry.counted else attempt.retries),
+        raw=_message(attempt, queue, attempt.number if retry.counted else attempt.retries),
         after_s=retry.after_s,
         rate_limited=retry.rate_limited,
         reason=reason_of(retry),

@@ -59,7 +59,7 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
         spec = JobSpec.accepted(job.spec)
         flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
         view = None
-        for one in reversed([*_fallbacks(spec, settings.providers)]):
+        for one in reversed([*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]):
             view = JobView(job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, fallback=view)
         reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
         return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view)

@@ -45,17 +45,28 @@ class PrepareThreads:
             self._asked.put(None)
 
     def _work(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            step, future = asked
-            if future.cancelled():
-                continue
-            try:
-                self._ready.append((future, step(), None))
-            except BaseException as error:
-                self._ready.append((future, None, error))
-            if not self._loop_is_called:  # the loop takes this back before it looks, so that none is overlooked
-                self._loop_is_called = True
-                self._call_loop()
+        while self._take_one():
+            pass
+
+    def _take_one(self) -> bool:
+        """Wait for a step, and do it. False when it is time to end.
+
+        In a frame of its own: a thread that waits keeps nothing of its last request, whose images count until it is forgotten.
+        """
+        asked = self._asked.get()
+        if asked is None:
+            return False
+        step, future = asked
+        if future.cancelled():
+            return True
+        try:
+            self._ready.append((future, step(), None))
+        except BaseException as error:
+            self._ready.append((future, None, error))
+        if not self._loop_is_called:  # the loop takes this back before it looks, so that none is overlooked
+            self._loop_is_called = True
+            self._call_loop()
+        return True
 
     def _call_loop(self) -> None:
         assert self._loop is not None, "it is known before the threads start"
