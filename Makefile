@@ -51,7 +51,7 @@ test: $(STAMP) ## run every test that CI runs, two at a time
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
 
-test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, nginx, a Redis with TLS and its Sentinel, Azurite (tests of missing servers are skipped)
+test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, MariaDB, nginx, a Redis with TLS and its Sentinel, Azurite (tests of missing servers are skipped)
 	@$(BIN)/python -m pytest -q -m servers tests/stores tests/contract/test_http_clients.py
 
 test-images: $(STAMP) ## build the images and run the compose file with podman (needs podman as root; debootstrap without a registry)

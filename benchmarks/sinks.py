@@ -127,14 +127,34 @@ def into_run(what: str, place: Path, url: str, server: psutil.Process | None) ->
             if what.startswith("penstock"):
                 return measured(lambda: sink.write(job.job_id, reading), server)
             values = [sink._values(row) for row in reading]  # the same rows, made before the clock starts
-            statement = sink._statements.upsert(sink._fit.targets)
-            return measured(lambda: _executemany(sink._engine, statement, values), server)
+            work = {"alone, lists": _lists, "alone, COPY": _copy}.get(what, _executemany)
+            return measured(lambda: _in_portions(work, sink, values), server)
 
 
-def _executemany(engine: Any, statement: str, values: Sequence[Any]) -> None:
+def _in_portions(work: Callable[[Any, Any, Sequence[Any]], None], sink: Any, values: Sequence[Any]) -> None:
     for start in range(0, len(values), PORTION):
-        with engine.begin() as connection:
-            connection.exec_driver_sql(statement, values[start : start + PORTION])
+        with sink._engine.begin() as connection:
+            work(connection, sink, values[start : start + PORTION])
+
+
+def _executemany(connection: Any, sink: Any, values: Sequence[Any]) -> None:
+    connection.exec_driver_sql(sink._statements.upsert(sink._fit.targets), values)
+
+
+def _lists(connection: Any, sink: Any, values: Sequence[Any]) -> None:
+    """One statement with a list for each column."""
+    targets = sink._fit.targets
+    casts = ", ".join(f"CAST(c{at} AS {target.type})" for at, target in enumerate(targets))
+    names, marks = ", ".join(f"c{at}" for at in range(len(targets))), ", ".join(["CAST(%s AS text[])"] * len(targets))
+    columns = tuple(map(list, zip(*values, strict=True)))
+    statement = sink._statements._upsert(targets, f"SELECT {casts} FROM unnest({marks}) AS given ({names})")
+    connection.exec_driver_sql(statement, columns)
+
+
+def _copy(connection: Any, sink: Any, values: Sequence[Any]) -> None:
+    from penstock_producer.tables import copying
+
+    copying.upsert(connection, sink._statements, sink._fit.targets, values)
 
 
 def settle_run(what: str, url: str, rows: int, server: psutil.Process) -> Figures:
@@ -293,6 +313,7 @@ def _show_into(
         given.rows,
     )  # fmt: skip
     print("PostgreSQL")
+    kinds = ["alone", "alone, lists", "alone, COPY", "penstock"]
     show(
         rounds(kinds, given.rounds, lambda kind, _: [
             "into", "--one", kind, "--url", new_database(), "--server", str(process.pid), *common,

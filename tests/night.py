@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from penstock_ledger import Database, Firing, FiringOutcome, JobStore, Schedule, ScheduleStore
+from penstock_ledger import Database, Firing, FiringOutcome, JobStore, NoticedStore, Schedule, ScheduleStore
 from penstock_producer import Producer, ProducerSettings, Schedules
 from penstock_workers.control.schedules.schedule_steps import LOOK_S, ScheduleSteps
 from penstock_workers.control.schedules.start_job import start_job
@@ -29,7 +29,8 @@ class Night:
         self.store = ScheduleStore(db, clock=lambda: self.now)
         self.jobs = JobStore(db)
         self.producer = Producer(settings or ProducerSettings(), database=db)
-        self.schedules = Schedules(self.store, lambda spec: self.producer._new.accepted(spec))
+        self.noticed = NoticedStore(db)
+        self.schedules = Schedules(self.store, self.noticed, lambda spec: self.producer._new.accepted(spec))
         self.source = folder / "tickets.jsonl"
         self.write("first")
 
@@ -45,7 +46,7 @@ class Night:
 
     def start(self, schedule: Schedule) -> Started:
         """What a control process does at a planned time."""
-        return start_job(self.producer, self.jobs, self.store, schedule)
+        return start_job(self.producer, self.jobs, self.store, self.noticed, schedule)
 
     def firings(self, name: str = "nightly") -> list[Firing]:
         return self.schedules.firings(name, 100)

@@ -15,14 +15,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from importlib import import_module, metadata, util
+from importlib import metadata, util
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness.ground import ROOT, GroundError, end_in_order, folder, tests_on_path
+from benchmarks.harness.ground import ROOT, GroundError, end_in_order, folder
 from benchmarks.harness.report import median
 from benchmarks.sources.forms import FORMS
 from benchmarks.sources.one import FEED, SUBMIT
@@ -58,7 +58,7 @@ def measure(form: str, place: Path, rows: int, rounds: int) -> Found:
     with closing(open_database(url)) as database:
         database.migrate()
     found: dict[str, list[Reading]] = {reader: [] for reader in (*OURS, *_installed(form))}
-    with s3_server() if form == "bucket" else nullcontext():
+    with bucket(rows) if form == "bucket" else nullcontext():
         kind.write(path, rows)
         for turn in range(rounds):
             for reader, readings in found.items():
@@ -68,17 +68,17 @@ def measure(form: str, place: Path, rows: int, rounds: int) -> Found:
 
 
 @contextmanager
-def s3_server() -> Iterator[None]:
+def bucket(objects: int) -> Iterator[None]:
     """A bucket's server in a process of its own, whose CPU is not counted; children find it by their environment."""
-    with tests_on_path():
-        servers = import_module("servers")
-    server = servers.S3Server.start()
+    command = [sys.executable, "-m", "benchmarks.sources.objects", str(objects)]
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
-    os.environ.update({"AWS_ENDPOINT_URL_S3": server.url, **keys})
-    try:
-        yield
-    finally:
-        server.stop()
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            os.environ.update({"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{int(server.stdout.readline())}", **keys})
+            yield
+        finally:
+            server.terminate()
 
 
 def _remove(path: Path) -> None:
@@ -142,7 +142,7 @@ def _arguments() -> argparse.Namespace:
         "--rows",
         type=int,
         default=1_000_000,
-        help="a folder has a tenth as many files, a bucket a thousandth (%(default)s)",
+        help="a folder and a bucket have a tenth as many files (%(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="how often each takes its turn (%(default)s)")
     return parser.parse_args()

@@ -14,16 +14,17 @@ def this_command() -> str:
     return shlex.join(["penstock", *sys.argv[1:]])
 
 
-def this_command_with(flag: str, value: str) -> str:
-    """The same with another value of one flag, wherever that stands; added where it is not given."""
+def this_command_with(**changed: str) -> str:
+    """The same with other values of some flags, wherever they stand; added where they are not given."""
+    flags = {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
     words, kept = list(sys.argv[1:]), []
     while words:
         word = words.pop(0)
-        if word == flag:
+        if word in flags:
             words[:1] = []
-        elif not word.startswith(f"{flag}="):
+        elif word.partition("=")[0] not in flags:
             kept.append(word)
-    return shlex.join(["penstock", *kept, flag, value])
+    return shlex.join(["penstock", *kept, *(word for flag in flags.items() for word in flag)])
 
 
 def remember(state: StateFolder, job_id: str) -> None:

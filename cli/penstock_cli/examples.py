@@ -65,7 +65,9 @@ SCHEDULE_ADD: Final = _examples(
     'penstock schedule add "0 1 * * *" s3://corpora/tickets.jsonl --timezone Europe/Berlin --prompt "Sum up: {text}" --model m',
     'penstock schedule add "*/30 6-20 * * MON-FRI" /data/in.jsonl --name office-hours --catch-up skip --model m',
     'penstock schedule add "*/5 * * * *" s3://corpora/incoming/ --new-files --prompt "Sum up: {text}" --model m',
+    'penstock schedule add "0 4 * * *" --name again --from-schedule tickets --where status=dead --model large',
 )
+SCHEDULE_NOTIFY: Final = _examples("penstock schedule notify incoming < notification.json")
 SCHEDULE_LIST: Final = _examples("penstock schedule list", "penstock schedule list tickets")
 SCHEDULE_PAUSE: Final = _examples("penstock schedule pause tickets")
 SCHEDULE_RESUME: Final = _examples("penstock schedule resume tickets")

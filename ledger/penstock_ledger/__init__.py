@@ -110,6 +110,9 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
+    from penstock_ledger.stores.noticed import Noted as Noted
+    from penstock_ledger.stores.noticed import NoticedFile as NoticedFile
+    from penstock_ledger.stores.noticed import NoticedStore as NoticedStore
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
     from penstock_ledger.stores.provenance import MadeWith as MadeWith
     from penstock_ledger.stores.provenance import Provenance as Provenance
@@ -146,6 +149,7 @@ else:
             "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
             "penstock_ledger.provider_batch": "BatchState BatchSum NewProviderBatch ProviderBatch Remainder Waiting",
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
+            "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
             "penstock_ledger.stores.purge": "purge_job",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from penstock_ledger.model import JobState
 
-__all__ = ["CatchUp", "Decision", "Firing", "FiringOutcome", "NewSchedule", "Schedule"]
+__all__ = ["TAKEN_MAX", "CatchUp", "Decision", "Firing", "FiringOutcome", "NewSchedule", "Schedule", "ScheduleState"]
+
+
+TAKEN_MAX: Final = 1_000_000  # files of one schedule that are remembered: some 100 MB in the database
 
 
 class CatchUp(StrEnum):
@@ -25,7 +28,17 @@ class FiringOutcome(StrEnum):
     STARTED = "started"
     SKIPPED = "skipped"
     FAILED = "failed"
-    NOTHING_NEW = "nothing_new"  # a watched folder held no file that earlier jobs had not taken
+    NOTHING_NEW = (
+        "nothing_new"  # nothing that earlier jobs had not taken: no file of a folder, no outcome of another job
+    )
+
+
+class ScheduleState(StrEnum):
+    """How a schedule stands, for people who watch all of them."""
+
+    ACTIVE = "active"
+    LATE = "late"  # a planned time has come, and longer ago than a start takes, but it has neither job nor decision
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,8 @@ class NewSchedule:
     cron: str  # five fields
     timezone: str  # a name of the IANA database
     # What a submit would take: the job options as penstock_producer.job.spec.JobSpec has them, and the source by the
-    # argument's name, {"source": "s3://bucket/key"}; {"new_files": "s3://bucket/prefix/"} for a watched folder.
+    # argument's name, {"source": "s3://bucket/key"}; {"new_files": "s3://bucket/prefix/"} for a watched folder, and
+    # {"outcomes_of": {"schedule": "nightly", "where": ["status=dead"]}} for those of another job.
     spec: dict[str, Any]
     source: dict[str, Any]
     catch_up: CatchUp
@@ -88,3 +102,6 @@ class Decision:
     next_at: float  # the planned time after it
     job_id: str | None = None
     reason: str | None = None
+    taken: bytes | None = (
+        None  # what was looked at in vain, and is not looked at again: the key of another job's outcomes
+    )

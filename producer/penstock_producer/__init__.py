@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from penstock_producer.producer import JobStatus as JobStatus
     from penstock_producer.producer import Producer as Producer
     from penstock_producer.schedules.door import Schedules as Schedules
+    from penstock_producer.schedules.outcomes_of import OutcomesOf as OutcomesOf
     from penstock_producer.settings import ProducerSettings as ProducerSettings
     from penstock_producer.tables.cursors import Committed as Committed
 else:
@@ -94,6 +95,7 @@ else:
             "penstock_producer.open_job": "OpenJob",
             "penstock_producer.producer": "JobStatus Producer",
             "penstock_producer.schedules.door": "Schedules",
+            "penstock_producer.schedules.outcomes_of": "OutcomesOf",
             "penstock_producer.settings": "ProducerSettings",
             "penstock_producer.job.spec": "JobSpec",
         },

@@ -58,6 +58,7 @@ __all__ = [
     "TooManyBadRows",
     "UnknownMessageVersion",
     "WireError",
+    "listed",
     "seen",
 ]
 
@@ -110,6 +111,12 @@ class Problem:
         return f"{self.pointer[:MAX_SEEN_CHARS]}: {self.code}; {self.fix}"
 
 
+def listed(problems: Iterable[str]) -> str:
+    """One problem as it is; several below one another, with their number before them."""
+    told = list(problems)
+    return told[0] if len(told) == 1 else "\n  ".join([f"{len(told)} mistakes:", *told])
+
+
 class SpecError(ProducerError):
     """The job spec cannot be used."""
 
@@ -117,7 +124,7 @@ class SpecError(ProducerError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("job spec: " + "\n          ".join(str(problem) for problem in self.problems))
+        super().__init__(f"job spec: {listed(map(str, self.problems))}")
 
     @property
     def public_message(self) -> str:

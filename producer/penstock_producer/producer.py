@@ -15,6 +15,7 @@ from penstock_ledger import (
     Database,
     JobStore,
     MadeWith,
+    NoticedStore,
     OutcomeStore,
     Provenance,
     ScheduleStore,
@@ -34,8 +35,11 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.schedules.door import Schedules
+from penstock_producer.schedules.marks import taken_key
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.databases.source import key_pages
+from penstock_producer.sources.gone_files import TakenBetween, gone_files
+from penstock_producer.sources.listings.chosen import choose
 from penstock_producer.sources.new_files import Taken, taken_by
 from penstock_producer.sources.open import open_new_files, open_source, unchanged
 from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
@@ -114,7 +118,7 @@ class Producer:
     @property
     def schedules(self) -> Schedules:
         """Jobs that start themselves."""
-        return Schedules(ScheduleStore(self._database), self._new.accepted)
+        return Schedules(ScheduleStore(self._database), NoticedStore(self._database), self._new.accepted)
 
     def submit(
         self,
@@ -138,7 +142,10 @@ class Producer:
             raise SourceError(
                 "unsupported_source", f"{seen(source)} is not a source; give a path or an s3:// URI as text"
             )
-        opened = open_source(source, spec, self._settings, remote=self._borders is not None, timeout_s=timeout_s)
+        formats = None if self._borders is None else self._borders.doors.formats
+        opened = open_source(
+            source, spec, self._settings, remote=formats is not None, formats=formats, timeout_s=timeout_s
+        )
         known = self._new.known(job_key)
         if (
             known is not None
@@ -157,20 +164,26 @@ class Producer:
         *,
         job_key: str,
         started_by: Mapping[str, Any],
+        among: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> tuple[Job | None, int]:
         """Accept those files of a folder, prefix or pattern as one job that ``taken`` does not know; None for no such file.
 
-        For schedules; the job and what it takes are written together. The number is of files that may still be written,
-        and were left for the next time. Raises as ``submit``, and FilesTaken.
+        With ``among``, of these names only, without a listing. For schedules; the job and what it takes are written together.
+        The number is of files that may still be written, and were left for the next time. Raises as ``submit``, and FilesTaken.
         """
         spec = self._new.accepted(spec)
-        opened, unsettled = open_new_files(source, spec, self._settings, taken, timeout_s=timeout_s)
+        opened, unsettled = open_new_files(source, spec, self._settings, taken, among=among, timeout_s=timeout_s)
         if opened is None:
             return None, unsettled
         found = survey(opened, spec)
         files = TakenFiles(str(started_by["schedule_id"]), taken_by(found.pin))
         return self._new.create_surveyed(spec, found, job_key, started_by=started_by, taken=files), unsettled
+
+    def gone_files(self, source: str, taken_between: TakenBetween) -> Iterator[Sequence[bytes]]:
+        """The keys of files that were taken of a folder, prefix or pattern, and are there no more. Raises SourceError."""
+        chosen = choose(source, self._settings.s3_endpoint_url)
+        return iter(()) if chosen is None else gone_files(chosen, taken_between)
 
     def submit_from(
         self,
@@ -180,31 +193,46 @@ class Producer:
         where: Sequence[str] = (),
         job_key: str | None = None,
         progress: Callable[[int], None] | None = None,
+        started_by: Mapping[str, Any] | None = None,
+        after_generation: int = 0,
     ) -> Job:
         """Accept the outcomes of a job that has ended, those for which each condition of ``where`` holds, as one job.
 
         See sources/outcomes/. Raises as ``submit``, JobNotFound, and SourceUnavailable while the job
-        has not ended.
+        has not ended. The last two are for schedules, which take each generation of a job once: raises FilesTaken.
         """
-        if self._borders is not None:
-            raise SourceError("unsupported_source", "remote doors read no outcomes of other jobs; submit a file")
-        spec, found = self._new.accepted(spec), self._found(job)
-        if not spec.takes_records and spec.endpoint != found.spec["endpoint"]:
-            fix = f"give the endpoint {found.spec['endpoint']}, or a prompt"
-            message = f"{seen(spec.endpoint)} is not where the requests of job {found.job_key} were sent"
-            raise SpecError([Problem("invalid_value", "/endpoint", message, fix)])
-        pin = pin_of(found, Where(where), self._settings.max_body_bytes)
+        spec = self._new.accepted(spec)
+        source = self.outcomes_source(job, spec, where=where, after_generation=after_generation)
+        pin = source.pin()
         try:
-            surveyed = survey(OutcomesSource(pin, spec, self._jobs, self._outcomes), spec, progress)
+            surveyed = survey(source, spec, progress)
         except SourceError as error:
             if error.code != "empty_source":
                 raise
             what = " and ".join(where) or "any condition"
             raise SourceError(
                 "empty_source",
-                f"no outcome of job {found.job_key} satisfies {seen(what)}; penstock report counts what it has",
+                f"no outcome of job {pin['job_key']} satisfies {seen(what)}; penstock report counts what it has",
             ) from error
-        return self._new.create_surveyed(spec, surveyed, job_key)
+        taken = None
+        if started_by is not None:
+            key = taken_key(pin["job_id"], pin["generation"])
+            taken = TakenFiles(str(started_by["schedule_id"]), [key])
+        return self._new.create_surveyed(spec, surveyed, job_key, started_by=started_by, taken=taken)
+
+    def outcomes_source(
+        self, job: str, spec: JobSpec, *, where: Sequence[str] = (), after_generation: int = 0
+    ) -> OutcomesSource:
+        """What ``submit_from`` reads, for those who look at it first. Raises as that, and accepts nothing."""
+        if self._borders is not None:
+            raise SourceError("unsupported_source", "remote doors read no outcomes of other jobs; submit a file")
+        found = self._found(job)
+        if not spec.takes_records and spec.endpoint != found.spec["endpoint"]:
+            fix = f"give the endpoint {found.spec['endpoint']}, or a prompt"
+            message = f"{seen(spec.endpoint)} is not where the requests of job {found.job_key} were sent"
+            raise SpecError([Problem("invalid_value", "/endpoint", message, fix)])
+        pin = pin_of(found, Where(where), self._settings.max_body_bytes, after_generation=after_generation)
+        return OutcomesSource(pin, spec, self._jobs, self._outcomes)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.

@@ -6,22 +6,24 @@ import os
 import re
 from typing import Final
 
-__all__ = ["BY_VARIABLE", "POSTGRESQL", "SQLITE", "in_folder", "is_database", "variable_in"]
+__all__ = ["BY_VARIABLE", "DUCKDB", "MOTHERDUCK", "POSTGRESQL", "SQLITE", "in_folder", "is_database", "variable_in"]
 
 BY_VARIABLE: Final = "env:"  # a variable that holds the URL
-# Schemes of the two databases that are read and written, as SQLAlchemy names their drivers.
+DUCKDB: Final = "duckdb"
+# Schemes of the two databases that are read and written, as SQLAlchemy names their drivers. Others are read only.
 SQLITE: Final = ("sqlite", "sqlite+pysqlite")
 POSTGRESQL: Final = ("postgresql", "postgres", "postgresql+psycopg")
 _VARIABLE: Final = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]{0,127})", re.ASCII)
-_FILE: Final = "sqlite:///"
+_FILES: Final = ("sqlite:///", "duckdb:///")
+MOTHERDUCK: Final = "md:"  # a name of DuckDB's that is no file
 _DIALECTS: Final = frozenset({
     "sqlite", "postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle", "duckdb", "snowflake", "bigquery", "redshift",
-    "clickhouse", "trino", "cockroachdb",
+    "clickhouse", "trino", "cockroachdb", "databricks", "db2", "firebird", "hana", "teradata", "vertica", "exa",
 })  # fmt: skip
 
 
 def is_database(where: str) -> bool:
-    """Whether this names a database, and neither a file nor an object. Not every one is read."""
+    """Whether this names a database, and neither a file nor an object."""
     scheme, separator, _ = where.partition("://")
     return where.startswith(BY_VARIABLE) or (separator != "" and scheme.partition("+")[0] in _DIALECTS)
 
@@ -33,6 +35,9 @@ def variable_in(where: str) -> str | None:
 
 
 def in_folder(where: str, folder: str) -> str:
-    """The name of a database that a file in ``folder`` has: a file of SQLite counts from there."""
-    path = where.removeprefix(_FILE)
-    return _FILE + os.path.join(os.path.abspath(folder), path) if path != where else where
+    """The name of a database that a file in ``folder`` has: a file of SQLite or DuckDB counts from there."""
+    for scheme in _FILES:
+        path = where.removeprefix(scheme)
+        if path != where and not path.startswith(MOTHERDUCK):
+            return scheme + os.path.join(os.path.abspath(folder), path)
+    return where

@@ -27,6 +27,15 @@ class Crowded(StrEnum):
     QUEUED = "queue"  # it waits as long as it takes: vLLM
 
 
+class Structured(StrEnum):
+    """What becomes of a `response_format`."""
+
+    JSON_SCHEMA = "json_schema"  # answers fit the schema: OpenAI, vLLM
+    JSON_OBJECT = "json_object"  # schemas are refused, any JSON object is given: DeepSeek
+    NONE = "none"  # every format is refused
+    IGNORED = "ignored"  # answers are texts all the same: Anthropic's OpenAI-compatible endpoint
+
+
 class HeaderStyle(StrEnum):
     """Whose headers; with ANTHROPIC errors have its form, too."""
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from penstock_simulate import checks
-from penstock_simulate.choices import CERTIFICATES, CREDIT_ERRORS, WINDOWS, Crowded, HeaderStyle, Mode, RetryStyle
+from penstock_simulate.choices import (
+    CERTIFICATES,
+    CREDIT_ERRORS,
+    WINDOWS,
+    Crowded,
+    HeaderStyle,
+    Mode,
+    RetryStyle,
+    Structured,
+)
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.hostile import chosen
 from penstock_simulate.presets import PRESETS, Metering
@@ -25,6 +34,7 @@ CHOICES = {
     "crowded": tuple(Crowded),
     "credit_error": CREDIT_ERRORS,
     "certificate": CERTIFICATES,
+    "structured": tuple(Structured),
 }
 ABOVE_0 = (
     "rpm",
@@ -136,6 +146,7 @@ class SimulatorConfig:
     batch_spoilt_share: float = 0.0  # of lines of results: cut, under an unknown id before, or twice
     batch_enqueued_tokens: int | None = None  # of the prompts of one model's batches that are not over
     batch_enqueued_requests: int | None = None  # of Anthropic's batches that are not over
+    structured: str = Structured.JSON_SCHEMA.value  # what becomes of a response_format, see Structured
     api_key: str | None = None  # any other key gets 401
     seed: int = 0
     call_log: Path | None = None  # one JSON line per call, written before the answer

@@ -22,6 +22,8 @@ def _listed(field: str) -> str:
 _SERVER = {
     "host": "The address to listen on.",
     "port": "The port; 0 takes a free one.",
+    "structured": "What a response_format gets: an answer that fits its `json_schema`, a `json_object` at most, a refusal "
+    "(`none`), or text as if it were not there (`ignored`).",
     "api_key": "Refuse every other key with 401.",
     "call_log": "Append one JSON line per call, before it is answered.",
     "seed": "Decides which call gets which fault.",

@@ -10,14 +10,15 @@ from typing import Any
 
 from penstock_simulate import controls
 from penstock_simulate.answers import refusals
-from penstock_simulate.answers.calls import GENERATE, MESSAGES, Call, at_admission, unreadable
+from penstock_simulate.answers.calls import CHAT, GENERATE, MESSAGES, Call, at_admission, unreadable
 from penstock_simulate.answers.faults import document_of
+from penstock_simulate.answers.formats import refused_format
 from penstock_simulate.answers.hostility import Hostility
 from penstock_simulate.answers.prompt_cache import PromptCache
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.answers.replies import ANTHROPIC, GEMINI, Replies
 from penstock_simulate.book import CallBook
-from penstock_simulate.choices import Crowded, Mode
+from penstock_simulate.choices import Crowded, Mode, Structured
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.limits import charges
 from penstock_simulate.limits.capacity import ServerSlots, gauges, resized
@@ -134,6 +135,7 @@ class Provider:
         self._burndown = metering.burndown
         self._crowd, self._most_in_flight = Crowded(metering.crowded), metering.max_concurrency
         self._credit_error = metering.credit_error
+        self._structured = Structured(config.structured)
         self._hostility = Hostility(config)
 
     def _fill(self) -> None:
@@ -149,7 +151,9 @@ class Provider:
     def _turned_away(self, call: Call) -> Refusal | None:
         """What is refused before limits are asked: the key, the demand, the request, the account, the crowd."""
         wrong = self._wrong_key(call.authorization)
-        return wrong or self._demanded() or unreadable(call) or self._no_money() or self._crowded()
+        return (
+            wrong or self._demanded() or unreadable(call) or self._format(call) or self._no_money() or self._crowded()
+        )
 
     def _wrong_key(self, authorization: str | None) -> Refusal | None:
         if self._authorization is None or compare_digest((authorization or "").encode(), self._authorization):
@@ -165,6 +169,14 @@ class Provider:
             if demand.calls == 0:
                 self._demand = None
         return refusals.BY_NAME[demand.kind](self._config.retry_after_s)
+
+    def _format(self, call: Call) -> Refusal | None:
+        if call.endpoint != CHAT or "response_format" not in call.body:
+            return None
+        refusal = refused_format(call.body, self._structured)
+        if self._structured is Structured.IGNORED:
+            call.body = {name: value for name, value in call.body.items() if name != "response_format"}
+        return refusal
 
     def _no_money(self) -> Refusal | None:
         return refusals.no_money(self._credit_error) if self._wallet.empty(self.book.requests) else None

@@ -43,7 +43,7 @@ INTERNAL_SURFACE = {
         "feed.routes", "feed.served", "feed.tracing", "feed.wire", "job.durations", "job.endpoints", "job.fallback",
         "job.lanes", "job.model_schema", "job.options", "job.repeats", "job.run_options", "job.sinks", "job.spec",
         "jobfile", "outputs", "parts.growing", "pins", "prices.token_prices", "refusals", "rows", "schedules.due",
-        "schedules.marks", "schedules.timetable", "settings", "source_names", "sources", "sources.blobs.s3",
+        "schedules.events", "schedules.marks", "schedules.timetable", "settings", "source_names", "sources", "sources.blobs.s3",
         "sources.of_feed", "sources.overrides", "storage",
         "tables.columns", "tables.csv_form", "tables.database", "tables.growing_file", "tables.reading", "tables.write", "tally",
     },

@@ -157,6 +157,11 @@ def test_a_schedule_is_paused_resumed_and_removed(terminal: Terminal) -> None:
         (("--catch-up", "some"), "skip, once, all"),
         (("--name", "job_1"), "the name 'job_1' is refused"),
         (("--max-attempts", "0"), "--max-attempts"),
+        (("--job", "tonight"), "name the schedule with --name, and each job has the key NAME@TIME"),
+        (("--from-job", "first"), "give a SOURCE, or --from-job JOB or --from-schedule NAME"),
+        (("--where", "status=dead"), "give a SOURCE, or --from-job JOB or --from-schedule NAME"),
+        (("--new-files", "--events", "hello"), "is no folder that new files can come to"),
+        (("--events", "webhook"), "give new_files (--new-files)"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_the_words_of_the_flags(
@@ -165,3 +170,26 @@ def test_what_cannot_be_used_is_said_in_the_words_of_the_flags(
     """Nothing is added then."""
     assert says in terminal.type(*ADD, *more)
     assert "no schedules yet" in terminal.type("schedule", "list")
+
+
+def test_a_schedule_over_outcomes_is_added_and_shown(terminal: Terminal) -> None:
+    """It needs a name of its own; the list says whose outcomes it reads, and what it waits for."""
+    over = ("schedule", "add", "0 4 * * *", "--from-schedule", "tickets", "--where", "status=dead", "--model", "large")
+    assert "no schedule has the name 'tickets'" in terminal.type(*over, "--name", "again")
+    terminal.type(*ADD)
+    assert "name the schedule: --name NAME" in terminal.type(*over)
+    assert terminal.type(*over, "--name", "again").startswith("again starts at ")
+    (terminal.folder / "tickets.jsonl").write_text('{"id": 1, "text": "hello"}\n')
+    terminal.let_its_time_come()
+    for _ in range(2):
+        terminal.turn_control()
+    listed = terminal.type("schedule", "list", "again")
+    assert "source: outcomes of the newest job of schedule tickets, where status=dead" in listed
+    assert "waits: job tickets@" in listed or "has started no job yet" in listed
+
+
+def test_two_schedules_have_two_names(terminal: Terminal) -> None:
+    """The second one is refused with the way out, and the first stays as it was."""
+    terminal.type(*ADD)
+    assert "remove it first" in terminal.type(*ADD, "--timezone", "Asia/Tokyo")
+    assert "UTC" in terminal.type("schedule", "list")

@@ -369,6 +369,12 @@ def test_a_source_is_the_same_file_in_every_process(night: Night, monkeypatch: p
     monkeypatch.chdir(night.source.parent)
     assert night.add(source="tickets.jsonl").source == {"source": str(night.source)}
     assert night.add("other", source="s3://bucket/key.jsonl").source == {"source": "s3://bucket/key.jsonl"}
+    folder = night.source.parent
+    (folder / "in" / "deep").mkdir(parents=True)
+    (folder / "link").symlink_to(folder / "in" / "deep")
+    assert night.add("short", source="./in/../tickets.jsonl").source == {"source": str(night.source)}
+    through = night.add("through", source="link/../tickets.jsonl").source["source"]
+    assert through == f"{folder}/link/../tickets.jsonl", "behind a link, the parent is another folder"
 
 
 def test_a_submit_by_hand_is_not_taken_for_the_schedules_own(night: Night) -> None:
@@ -392,3 +398,15 @@ def at_once(works: Sequence[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
+
+
+def test_schedules_are_counted_by_their_states(night: Night) -> None:
+    """Active, paused, and late once the time of one that is not paused came longer ago than a start takes."""
+    for name in ("nightly", "other", "paused"):
+        night.add(name)
+    night.schedules.pause("paused")
+    assert night.store.states(300) == {"active": 2, "late": 0, "paused": 1}
+    night.now = ONE + 299
+    assert night.store.states(300) == {"active": 2, "late": 0, "paused": 1}
+    night.now = ONE + 301
+    assert night.store.states(300) == {"active": 0, "late": 2, "paused": 1}

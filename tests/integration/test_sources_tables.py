@@ -1,4 +1,4 @@
-"""Tables and queries as sources, on SQLite and on a real PostgreSQL: rows, keys, hostile values, and a table that changes."""
+"""Tables and queries as sources, on SQLite, DuckDB and a real PostgreSQL: rows, keys, hostile values, changing tables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from servers import Postgres, RedisServer, as_bytes
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, text
 
+from penstock_cli.show.feeders import feeders_line
 from penstock_ledger import Database, JobConflict, JobStore, Meta, OutcomeStore, RedisLedger, open_database, purge_job
 from penstock_ledger.model import Job, JobState
 from penstock_producer import JobSpec, Producer
@@ -25,7 +26,7 @@ from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.sources.databases import by_key, keys
-from penstock_producer.sources.of_feed import open_feed_source
+from penstock_producer.sources.of_feed import open_feed_source, source_of
 
 SPEC = JobSpec(prompt="{text}", model="m", table="docs", max_bad_rows=100)
 
@@ -38,8 +39,8 @@ class Home:
     engine: Engine
 
     @property
-    def is_sqlite(self) -> bool:
-        return self.url.startswith("sqlite")
+    def is_postgresql(self) -> bool:
+        return self.url.startswith("postgresql")
 
     def run(self, *statements: str) -> None:
         with self.engine.begin() as connection:
@@ -62,13 +63,13 @@ class Home:
         return list(self.open(spec, **settings).documents({}))
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "duckdb"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
     if request.param == "postgresql":
         yield request.getfixturevalue("postgres")
         return
-    url = f"sqlite:///{tmp_path}/docs.db"
-    engine = create_engine(url)
+    url = f"{request.param}:///{tmp_path}/docs.db"
+    engine = create_engine(url, poolclass=NullPool)  # a file of DuckDB that is open for writing cannot be read
     yield Home(url, engine)
     engine.dispose()
 
@@ -149,9 +150,9 @@ def test_names_are_taken_as_they_are_written(home: Home) -> None:
     """Capitals, blanks, colons, percent signs and quotes in the names of a table and its columns."""
     home.run(
         """CREATE TABLE "My :docs%s" ("I""d" integer PRIMARY KEY, "Te xt" text)""".replace(
-            "%", "%" if home.is_sqlite else "%%"
+            "%", "%%" if home.is_postgresql else "%"
         ),
-        """INSERT INTO "My :docs%s" VALUES (1, 'a')""".replace("%", "%" if home.is_sqlite else "%%"),
+        """INSERT INTO "My :docs%s" VALUES (1, 'a')""".replace("%", "%%" if home.is_postgresql else "%"),
     )
     found = home.rows(spec(table="My :docs%s", id_field='I"d', prompt="{Te xt}"))
     assert [asked(row) for row in found] == ["a"]
@@ -170,7 +171,7 @@ def test_the_other_prompt_language_sees_all_columns(home: Home) -> None:
 
 def test_only_the_columns_that_are_used_are_read(home: Home) -> None:
     """A column of bytes, or one that is enormous, does no harm where the prompt does not name it."""
-    bytes_type = "blob" if home.is_sqlite else "bytea"
+    bytes_type = "bytea" if home.is_postgresql else "blob"
     home.fill(
         [(1, "a", b"\xff\x00", "x" * 9_000_000)], f"id integer PRIMARY KEY, text text, raw {bytes_type}, more text"
     )
@@ -182,7 +183,7 @@ def test_only_the_columns_that_are_used_are_read(home: Home) -> None:
 
 def test_one_bad_row_stops_no_other(home: Home) -> None:
     """Nulls, control characters, bytes and enormous values are refused by table, key, column and fix."""
-    bytes_type = "blob" if home.is_sqlite else "bytea"
+    bytes_type = "bytea" if home.is_postgresql else "blob"
     home.fill(
         [
             ("a", None, None), ("b\x07", "t", None), ("c", "x" * 5_000, None), ("d", "fine", None), (None, "t", None),
@@ -241,7 +242,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"query": "SELEC id FROM docs"}, "invalid_query: the query on "),
     ({"query": "SELECT id, text FROM docs; DELETE FROM docs"}, "invalid_query"),
     ({"query": "SELECT 1 AS id, 'a' AS text) AS s; DELETE FROM docs; --"}, "invalid_query"),
-    ({"query": "DELETE FROM docs"}, "invalid_query"),
+    (
+        {"query": "DELETE FROM docs"},
+        "invalid_query: the query on .* begins with 'DELETE', and was not run, as sources are only",
+    ),
+    ({"query": "/* a */ -- b\n DROP TABLE docs"}, "invalid_query: the query on .* begins with 'DROP', and was not run"),
     ({"query": "UPDATE docs SET text = '' RETURNING id, text"}, "invalid_query"),
 ]
 
@@ -305,7 +310,7 @@ class House:
 
     def queued(self, job: Job) -> set[str]:
         raws = self.server.client().lrange("penstock.api", 0, -1)
-        return {json.loads(as_bytes(raw))["headers"]["id"].split("/")[-1] for raw in raws}
+        return {json.loads(as_bytes(raw))["headers"]["id"].rpartition(":")[2] for raw in raws}
 
     def read(self, job: Job) -> list[Document | BadRow]:
         return list(open_feed_source(self.database, job.job_id, 1).documents({}))
@@ -424,6 +429,35 @@ def test_a_table_that_is_not_what_it_was_pauses_its_job(home: Home, house: House
     home.run(change)
     with pytest.raises(SourceUnavailable, match=r"source_changed: .*resume"):
         house.feeder(job).step(10)
+
+
+def test_feeders_lead_ranges_of_keys(home: Home, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shard reads its rows and no others, also where the row at its end is gone, and all are fed once."""
+    monkeypatch.setattr(by_key, "ROWS", 3)
+    monkeypatch.setattr(keys, "PAGE_ROWS", 4)
+    home.fill([(number, None if number == 5 else f"t{number}") for number in range(20)])
+    job = house.submit(home, SPEC.model_copy(update={"feeders": 3}))
+    jobs = JobStore(house.database)
+    shards = [shard for shard, _ in jobs.shards(job.job_id)]
+    whole = house.read(job)
+    parts = [list(source_of(house.database, job, shard).documents(shard.cursor)) for shard in shards]
+    assert [len(part) for part in parts] == [7, 6, 7]
+    assert [row for part in parts for row in part] == whole
+    home.run("DELETE FROM docs WHERE id IN (6, 12)")
+    names = [(job.job_id, 1, shard.shard) for shard in shards]
+    feeders = [
+        open_feeder(house.database, house.redis, job, feed, owner=f"feeder-{feed.shard}")
+        for name in names
+        for feed in jobs.lease_shards([name], f"feeder-{name[2]}", 30)
+    ]
+    while not all(feeder.feed.exhausted for feeder in feeders):
+        for feeder in feeders:
+            if not feeder.feed.exhausted:
+                feeder.step(2)
+    assert house.dead(job) == {"5": "missing_field", "6": "source_lost", "12": "source_lost"}
+    assert house.queued(job) == {str(number) for number in range(20) if number not in (5, 6, 12)}
+    told = feeders_line(jobs.get(job.job_id), jobs.shards(job.job_id), one_machine=True)
+    assert told.startswith("read by 3 feeders (as the job says): 3 at their end")
 
 
 def test_keys_go_with_their_job(home: Home, house: House) -> None:
@@ -561,10 +595,10 @@ def test_a_server_that_goes_away_is_waited_for(own_postgres: Any, house: House) 
 
 
 def test_a_column_without_an_index_is_warned_of(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    """Rows are found by it again and again."""
+    """Rows are found by it again and again. DuckDB looks through a column quickly, and needs none."""
     home.run("CREATE TABLE docs (id integer, text text)", "INSERT INTO docs VALUES (1, 'a')")
     home.rows()
-    assert "has no index that begins with 'id'" in caplog.text
+    assert ("has no index that begins with 'id'" in caplog.text) is not home.url.startswith("duckdb")
     caplog.clear()
     home.run("CREATE INDEX by_id ON docs (id, text)")
     home.rows()
@@ -614,3 +648,65 @@ def test_a_file_of_sqlite_is_only_read(tmp_path: Path) -> None:
         list(open_source(f"sqlite:///{other}", SPEC).documents({}))
     with pytest.raises(SourceError, match="is a folder"):
         list(open_source(f"sqlite:///{tmp_path}", SPEC).documents({}))
+
+
+# -- DuckDB's own, and databases without a driver ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def duckdb(tmp_path: Path) -> Iterator[Home]:
+    url = f"duckdb:///{tmp_path}/docs.duckdb"
+    engine = create_engine(url, poolclass=NullPool)
+    yield Home(url, engine)
+    engine.dispose()
+
+
+def test_values_of_duckdb_become_what_those_of_postgresql_do(duckdb: Home) -> None:
+    """Decimals, times and uuids are texts, lists and structs JSON; numbers that JSON has not are refused one by one."""
+    duckdb.run(
+        "CREATE TABLE docs (id bigint, v DECIMAL(9, 2), made TIMESTAMP, day DATE, u UUID, l INTEGER[],"
+        " s STRUCT(a INTEGER, b DATE), f DOUBLE, ok BOOLEAN)",
+        "INSERT INTO docs VALUES (1, 1.50, '2026-11-22 17:30:00', '2026-11-22', '0b0bbf4c-12d2-4d6c-a8d3-8fbd5f4ac0f6',"
+        " [1, 2], {'a': 1, 'b': DATE '2026-01-02'}, 0.5, true), (2, NULL, NULL, NULL, NULL, NULL, NULL, 'nan', NULL)",
+    )
+    shown = spec(table="docs", prompt="{v} {made} {day} {u} {l} {s.a} {s.b} {f} {ok}")
+    first, second = duckdb.rows(shown)
+    assert asked(first) == (
+        "1.50 2026-11-22T17:30:00 2026-11-22 0b0bbf4c-12d2-4d6c-a8d3-8fbd5f4ac0f6 [1,2] 1 2026-01-02 0.5 true"
+    )
+    assert code(second) == "invalid_number"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("uuid()", "is UUID"), ("1.5::DECIMAL(3, 1)", "is Decimal"), ("repeat('x', 3000)", "has 3000 bytes")],
+)
+def test_keys_that_find_no_rows_are_refused_with_the_query_that_makes_one(duckdb: Home, key: str, words: str) -> None:
+    """Before any row is read."""
+    duckdb.run("SELECT 1")
+    with pytest.raises(SourceError, match=rf"invalid_key: .*'id' {words}.*--query 'SELECT CAST"):
+        duckdb.rows(spec(query=f"SELECT {key} AS id, 'a' AS text"))
+
+
+def test_rows_without_a_key_are_bad_rows_of_their_own(duckdb: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come first, over any number of pages, and each is counted."""
+    monkeypatch.setattr(by_key, "ROWS", 2)
+    duckdb.run("CREATE TABLE docs (id integer, text text)", "INSERT INTO docs VALUES (1, 'a'), (2, 'b'), (3, 'c')")
+    duckdb.run("INSERT INTO docs SELECT NULL, 'x' FROM range(5)")
+    rows = duckdb.rows()
+    assert [code(row) for row in rows[:5]] == ["invalid_id"] * 5
+    assert [asked(row) for row in rows[5:]] == ["a", "b", "c"]
+    assert [row.line for row in rows] == list(range(1, 9))
+
+
+def test_a_file_of_duckdb_is_only_read_and_not_kept_open(duckdb: Home, tmp_path: Path) -> None:
+    """It is not made, not changed, and its owner can write it while the job runs."""
+    missing = tmp_path / "missing.duckdb"
+    with pytest.raises(SourceUnavailable, match="there is no such file"):
+        list(open_source(f"duckdb:///{missing}", SPEC).documents({}))
+    assert not missing.exists()
+    duckdb.fill([(1, "a"), (2, "b")])
+    source = duckdb.open()
+    assert asked(source.fetch("1")) == "a"
+    duckdb.run("UPDATE docs SET text = 'later'")
+    assert asked(source.fetch("2")) == "later"

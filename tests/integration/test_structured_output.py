@@ -28,7 +28,7 @@ STUBBORN, LONG = "review 1", "review 2"
 
 class Model(ThreadingHTTPServer):
     """`small` misses the schema until it is shown its answer, and never meets it for one text; another text is too long for
-    it. `big` is always right."""
+    it. `big` is always right, and `broken` never answers."""
 
     daemon_threads = True
 
@@ -44,6 +44,8 @@ class Model(ThreadingHTTPServer):
         model, messages = request["model"], request["messages"]
         self.calls[model] += 1
         text = messages[0]["content"]
+        if model == "broken":
+            return 500, {"error": {"message": "it is broken"}}
         if model == "small" and LONG in text:
             return 400, {"error": {"code": "context_length_exceeded", "message": "too long"}}
         is_right = model == "big" or (len(messages) == 3 and STUBBORN not in text)
@@ -118,3 +120,18 @@ def test_answers_are_repaired_and_models_give_way(model: Model, tmp_path: Path) 
             rows = {row["id"]: (row["label"], row["score"]) for row in csv.DictReader(file)}
         assert rows["doc-0"] == ("small", "7")
         assert rows["doc-1"] == ("big", "7")
+
+
+def test_while_a_breaker_is_open_items_go_to_the_next_model(model: Model, tmp_path: Path) -> None:
+    """A provider that only fails gets some calls and some probes: no document spends all its attempts on it, and all are done."""
+    settings: dict[str, object] = {"providers__default__base_url": model.url, "providers__dear__base_url": model.url}
+    with Fleet(tmp_path / "fleet", settings=settings) as fleet:
+        fleet.ready(fleet.worker(control=True, concurrency=4, retry_base_s=0.05, retry_cap_s=0.2))
+        job = fleet.submit(40, model="broken", fallback=["dear/big"], max_attempts=10)
+        fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+        models = Counter(result.model for result in fleet.producer.results(job.job_id))
+        assert models == {"big-2026": 40}
+        assert model.calls["big"] == 40
+        assert model.calls["broken"] < 80, "two calls of each document would be more"
+        shown = " ".join(fleet.run("report", job.job_id).stdout.split())
+        assert "40 asked of another model" in shown

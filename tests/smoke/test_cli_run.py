@@ -76,6 +76,27 @@ def test_dead_letters_are_listed_shown_and_replayed(machine: Machine) -> None:
     assert [line["custom_id"] for line in machine.lines("errors.jsonl")] == ["no-text"]
 
 
+def test_a_second_pass_reads_the_failures_of_the_first(machine: Machine) -> None:
+    """One command tries what died with another model, by the first run's state, and only that is paid for."""
+    machine.source(100)
+    with simulator("--poison-rate", "0.1", "--seed", "3") as provider:
+        assert machine.penstock(*machine.run_arguments(provider))[0] == 3
+    dead = {line["custom_id"] for line in machine.lines("errors.jsonl")}
+    over = ["--from-job", "reviews", "--where", "status=dead", "--model", "large"]
+    looked = machine.penstock("preview", *over, "--state", "out/.penstock", "--json")
+    assert json.loads(looked[1])["rows"] == len(dead)
+    with simulator() as healed:
+        again = ["run", *over, "--out", "again", "--base-url", healed.url, "--no-progress"]
+        status, told = machine.penstock(*again)
+        assert (status, "holds no such job; give the --state" in told) == (2, True), told
+        status, told = machine.penstock(*again, "--state", "out/.penstock")
+        assert status == 0, told + machine.logs()
+        assert healed.stats()["requests"] == len(dead)
+    lines = [json.loads(line) for line in (machine.folder / "again" / "output.jsonl").read_text().splitlines()]
+    assert {line["custom_id"] for line in lines} == dead
+    assert json.loads((machine.folder / "again" / "report.json").read_text())["job"] == "reviews-again"
+
+
 def test_faults_on_the_way_cost_retries_not_documents(machine: Machine) -> None:
     """Rate limits, errors and broken connections are retried until every document has its result."""
     machine.source(200)
@@ -99,7 +120,9 @@ def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
         told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
         assert process.returncode == 130, told + machine.logs()
         assert "resume with:  penstock run reviews.jsonl" in told
-        assert re.search(r"stopping: \d+ calls? in flight may finish, \d+ s at most\. Ctrl-C again ends at once", told)
+        assert re.search(
+            r"stopping: nothing new is asked, and \d+ documents? with the workers may still be answered", told
+        )
         assert machine.leftovers() == []
         finished = machine.report()["succeeded"]
         assert 0 < finished < 600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from typer.testing import CliRunner
 from penstock_cli.connect import Books
 from penstock_cli.main import command_line
 from penstock_cli.show.report import Report, build
-from penstock_cli.watching.all_alike import advice
+from penstock_cli.watching.all_alike import FIRST, advice, so_far
+from penstock_cli.watching.watch import Watch
 from penstock_ledger import DeadLetter, ItemKey, Result
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
@@ -88,4 +90,60 @@ def test_another_common_cause_is_quoted(ended: tuple[Producer, Job]) -> None:
     letters = [died(job, doc_id, "hook_failed", "mine:f: ValueError: no column") for doc_id in "abc"]
     producer._outcomes.settle([], letters)
     told = advice(Books(producer._database, None, None), job, report(producer, job))
-    assert told == ["all 3 documents failed alike (404, hook_failed): mine:f: ValueError: no column"]
+    assert told == [
+        "all 3 documents failed alike (404, hook_failed): mine:f: ValueError: no column",
+        "correct the job's hook, restart the workers, then replay them (penstock dlq replay)",
+    ]
+
+
+SCHEMA = {"type": "object", "required": ["label"]}
+NO_FORMAT = "HTTP 400: Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "spec", "fix"),
+    [
+        ("schema_mismatch", "no JSON", {"response_format": "none"}, "nothing tells the model which JSON is wanted"),
+        ("schema_mismatch", "no label", {}, "does not keep to the schema in its requests"),
+        ("schema_mismatch", "no label", {"response_format": "json_object"}, "any JSON object was asked for"),
+        ("bad_request", NO_FORMAT, {}, "with --response-format json_object or none"),
+        ("bad_request", "HTTP 400: no such voice", {}, "correct what the provider names"),
+        ("context_overflow", "HTTP 400: too long", {}, "--truncate"),
+    ],
+)
+def test_a_common_cause_is_told_with_its_fix(
+    ended: tuple[Producer, Job], reason: str, said: str, spec: dict[str, str], fix: str
+) -> None:
+    """A person who has nothing but failures reads one sentence on what to change, by what the job asked for."""
+    producer, job = ended
+    job = producer.submit("in.jsonl", SPEC | {"response_schema": SCHEMA} | spec, job_key="other")
+    producer._outcomes.settle([], [died(job, doc_id, reason, said) for doc_id in "abc"])
+    ledger = Books(producer._database, None, None)
+    assert fix in advice(ledger, job, report(producer, job))[1]
+    found = json.loads(CliRunner().invoke(command_line(), ["report", "other", "--json"]).output)
+    assert fix in found["advice"][1]
+
+
+def test_the_screen_says_early_that_all_fail_alike(ended: tuple[Producer, Job]) -> None:
+    """After the first ten documents, while the job runs; not after fewer, and not once a document has succeeded."""
+    producer, job = ended
+    ledger = Books(producer._database, None, None)
+    watch = Watch(ledger, job)
+    letters = [died(job, f"d{number}", "answer_cut", "finish_reason length") for number in range(FIRST)]
+    producer._outcomes.settle([], letters[1:])
+    assert so_far(ledger, job, producer._outcomes.counts(job.job_id)) is None
+    producer._outcomes.settle([], letters[:1])
+    (told,) = watch.look().reasons
+    assert told.startswith(
+        "the first 10 documents all failed alike (404, answer_cut): finish_reason length; answers end"
+    )
+    assert "--param max_tokens=" in told
+    producer._outcomes.settle([Result(ItemKey(job.job_id, 1, "a"), 200, b"{}", "r", "m", "stop", 1, 1, 0, 1, 1, 1)], [])
+    assert so_far(ledger, job, producer._outcomes.counts(job.job_id)) is None
+
+
+def test_rows_that_were_refused_are_no_failures_of_the_job(ended: tuple[Producer, Job]) -> None:
+    """Bad rows are said as the source is read."""
+    producer, job = ended
+    producer._outcomes.settle([], [died(job, f"d{number}", "missing_field", "no text") for number in range(FIRST)])
+    assert so_far(Books(producer._database, None, None), job, producer._outcomes.counts(job.job_id)) is None

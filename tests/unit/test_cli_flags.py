@@ -150,6 +150,15 @@ def test_an_unusable_flag_is_named_as_it_was_typed(given: dict[str, Any], told: 
         job_spec(flags(**given))
 
 
+def test_several_unusable_flags_are_listed_below_one_another() -> None:
+    """Each in the words of its flag."""
+    with pytest.raises(UsageProblem) as caught:
+        job_spec(flags(max_attempts=0, prompt="{a", lane="fast"))
+    first, *lines = str(caught.value).split("\n")
+    assert first == "3 mistakes:"
+    assert sorted(line.split(":")[0] for line in lines) == ["  --lane", "  --max-attempts", "  --prompt"]
+
+
 def settings(**providers: ProviderSettings) -> WorkerSettings:
     return WorkerSettings(providers=providers)
 

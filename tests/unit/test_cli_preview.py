@@ -107,6 +107,25 @@ def test_what_options_change_is_shown(folder: Path) -> None:
     assert (found["rows_cut"], found["tokens_saved"]) == ({"text": 1}, 300)
 
 
+def test_what_requests_say_of_their_answers_is_shown(folder: Path) -> None:
+    """The schema stands in each request, and the last line says how strictly it binds; or that nothing asks for it."""
+    rows(folder, '{"id": "a", "text": "x"}')
+    (folder / "answer.json").write_text('{"type": "object", "properties": {"label": {"type": "string"}}}')
+    typed = ["preview", "docs.jsonl", *PROMPT, "--response-schema", "answer.json"]
+    done = CliRunner().invoke(command_line(), typed)
+    assert (done.exit_code, done.exception) == (0, None), done.output
+    assert '"name": "answer"' in done.output
+    assert "requests without a response_format get json_schema: without strict, as $ allows other fields" in done.output
+    without = CliRunner().invoke(command_line(), [*typed, "--response-format", "none"]).output
+    assert "requests get no response_format from the job (--response-format none); answers are checked" in without
+    loose = CliRunner().invoke(command_line(), [*typed, "--response-format", "json_object"]).output
+    assert "say in the prompt which JSON is wanted" in loose
+    wanting = [*typed, "--response-format", "json_object", "--prompt", "As JSON: {text}"]
+    assert "say in the prompt" not in CliRunner().invoke(command_line(), wanting).output
+    (line,) = json.loads(CliRunner().invoke(command_line(), [*typed, "--json"]).output)["response_format"]
+    assert "get json_schema" in line
+
+
 def test_a_budget_is_shown_in_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the prices of the settings; nothing is said where they are not known."""
     rows(folder, *(json.dumps({"id": f"d{number}", "text": "x" * 4_000}) for number in range(3)))

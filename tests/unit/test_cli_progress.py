@@ -61,7 +61,9 @@ def test_below_the_panel_stands_what_the_next_ctrl_c_does() -> None:
     vars(fleet).update(_asked_to_stop=lambda: True, _calls_held=lambda: 3, _no_room=lambda: "")
     fleet._draining(30.0)
     text = shown(console, progress)
-    assert "3 calls in flight may finish" in text
+    assert "nothing new is asked, and 3 documents with the workers may still be answered" in " ".join(
+        text.replace("│", " ").split()
+    )
     assert HURRIES in text
     assert RESUMES not in text
 

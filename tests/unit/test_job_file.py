@@ -11,7 +11,8 @@ from job_spec_schema import PLACES, text
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
-from penstock_cli.job.given import GivenJob, given_job
+from penstock_cli.errors import UsageProblem
+from penstock_cli.job.given import FromJob, GivenJob, given_job
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.main import command_line
 from penstock_producer import JobFile, JobSpec, SpecError
@@ -281,7 +282,7 @@ def test_a_fault_is_said_where_it_was_written(whole: Path) -> None:
     whole.write_text(WHOLE.replace("max_bad_rows: 2%", "max_bad_rows: some"))
     typed = CliRunner().invoke(command_line(), ["submit", str(whole), "--max-attempts", "0"])
     lines = str(typed.exception).splitlines()
-    assert [line for line in lines if line.startswith("--max-attempts: 0 is refused")]
+    assert [line for line in lines if line.strip().startswith("--max-attempts: 0 is refused")]
     assert [line for line in lines if f"{whole} line 6, field max_bad_rows: 'some' is refused" in line]
 
 
@@ -337,3 +338,68 @@ def test_the_schema_accepts_and_refuses_what_the_reader_does(fields: dict[str, A
     else:
         with pytest.raises(SpecError):
             JobFile.load(file).spec()
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    """Unknown names, values, parameters, templates and the section run: one below the other, in the order of the file."""
+    told = refusal(
+        tmp_path,
+        "modle: m\nprompt: '{text'\nmax_attempts: 0\nparams: {max_tokens: lots}\nlane: fast\n"
+        "response_schema: {type: objekt}\ndeadline: soon\nrun: {workers: two}\n",
+    )
+    first, *lines = told.split("\n")
+    assert first == f"job spec: {len(lines)} mistakes:"
+    place = f"  {tmp_path / 'night.yaml'} line "
+    assert [line.removeprefix(place).partition(":")[0] for line in lines] == [
+        "1, field modle", "2, field prompt", "3, field max_attempts", "4, field params.max_tokens", "5, field lane",
+        "6, field response_schema.type", "7, field deadline", "8, field run.workers",
+    ]  # fmt: skip
+
+
+def test_a_misspelt_prompt_makes_no_further_mistakes(tmp_path: Path) -> None:
+    """What follows from one mistake is not listed beside it."""
+    told = refusal(tmp_path, "model: m\npromt: '{text}'\nsystem: hi\n")
+    assert "did you mean 'prompt'?" in told
+    assert "system" not in told
+
+
+def test_options_that_do_not_fit_together_are_told_together(tmp_path: Path) -> None:
+    """Each of them, where every field is right by itself."""
+    told = refusal(tmp_path, "system: hi\nfallback_on: [timeout]\nescape_formulas: true\n")
+    assert [word in told for word in ("3 mistakes", "needs a prompt", "it needs models", "escape_formulas")] == [
+        True
+    ] * 4
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("from_job: first\nsource: d.jsonl\n", "source is given, too"),
+        ("where: status=dead\nsource: d.jsonl\n", "there is no from_job that it is about"),
+        ("from_job: first\nwhere: {status: dead}\n", "give a text or a list of texts"),
+        ("from_job: 7\n", "7 is refused"),
+    ],
+)
+def test_outcomes_of_another_job_are_named_in_the_place_of_a_source(tmp_path: Path, written: str, says: str) -> None:
+    """By a key and one condition or several; what contradicts that is said with its line."""
+    path = tmp_path / "again.yaml"
+    path.write_text("from_job: first\nwhere: [status=dead, reason!=http_400]\nmodel: m\n")
+    file = JobFile.load(path)
+    assert (file.source, file.from_job, file.where) == (None, "first", ("status=dead", "reason!=http_400"))
+    path.write_text(written)
+    with pytest.raises(SpecError, match=r"again\.yaml line \d") as refused:
+        JobFile.load(path)
+    assert says in str(refused.value)
+
+
+def test_a_flag_goes_before_the_job_whose_outcomes_a_file_names(tmp_path: Path) -> None:
+    """Another job, or a source; what the file says counts where nothing is typed."""
+    path = tmp_path / "again.yaml"
+    path.write_text("from_job: first\nwhere: status=dead\n")
+    given = given_job(None, path, {}, frozenset(), {})
+    assert given.outcomes(None, None) == FromJob("first", ("status=dead",))
+    assert given.outcomes("second", ["score<1"]) == FromJob("second", ["score<1"])
+    assert given_job("d.jsonl", path, {}, frozenset(), {}).outcomes(None, None) is None
+    for source, job, where in ((None, None, None), ("d.jsonl", "first", None), ("d.jsonl", None, ["a=1"])):
+        with pytest.raises(UsageProblem, match="SOURCE"):
+            given_job(source, None, {}, frozenset(), {}).outcomes(job, where)

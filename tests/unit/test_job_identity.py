@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+from sqlalchemy import update
 
+from penstock_ledger.sql.tables import jobs
 from penstock_producer import JobSpec, Producer
 from penstock_producer.accepting.same_job import digest_of
 
@@ -27,6 +30,10 @@ from penstock_producer.accepting.same_job import digest_of
                 "embedding_dtype": "int8",
             },
             "43675c179600fdba7bc8e187ca895566179bae883a4fa4eed3dd95e95e19e977",
+        ),
+        (
+            {"prompt": "Sum up: {text}", "model": "m", "response_schema": {"type": "object"}},
+            "1e5b19094e3b507fa4580356b532ef5385a337a9ce50e4a3b9678ebd5314eee3",
         ),
     ],
 )
@@ -87,9 +94,25 @@ def test_an_option_that_is_given_counts(tmp_path: Path) -> None:
         {"compress_prompt": True},
         {"schema_repairs": 1},
         {"fallback": ["n"]},
+        {"response_format": "json_object"},
     ]
     with Producer(database_url=f"sqlite:///{tmp_path / 'ledger.db'}") as producer:
         first = producer.submit(source, plain).digest
         others = [producer.submit(source, plain | options).digest for options in given]
         assert producer.submit(source, plain | {"feeders": 3}).digest == first
     assert len({first, *others}) == 1 + len(given)
+
+
+def test_a_job_of_a_release_before_keeps_its_identity_when_its_limits_change(tmp_path: Path) -> None:
+    """Its stored spec says nothing of response_format: with a new deadline it is the job that is submitted again."""
+    source = tmp_path / "docs.jsonl"
+    source.write_text('{"id":"a","text":"x"}\n')
+    spec: dict[str, Any] = {"prompt": "Sum up: {text}", "model": "m", "response_schema": {"type": "object"}}
+    with Producer(database_url=f"sqlite:///{tmp_path / 'ledger.db'}") as producer:
+        job = producer.submit(source, spec, job_key="night")
+        stored = {name: value for name, value in job.spec.items() if name != "response_format"}
+        before = update(jobs).where(jobs.c.job_id == job.job_id).values(spec=orjson.dumps(stored).decode())
+        producer._database.write(lambda connection: connection.execute(before))
+        assert producer.limit("night", budget_usd=None, deadline_s=60.0)
+        again = producer.submit(source, spec | {"deadline_s": 60.0}, job_key="night")
+        assert (again.job_id, again.spec["response_format"]) == (job.job_id, None)

@@ -8,7 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from penstock_producer import JobSpec, SourceChanged, SourceError, SourceUnavailable, SpecError
 from penstock_producer.accepting.survey import survey
@@ -251,3 +253,99 @@ def test_images_need_a_prompt_and_chats(folder: Path) -> None:
         assert [problem.pointer for problem in error.value.problems] == [pointer]
     with pytest.raises((SpecError, SourceError), match="takes no chat messages"):
         opened(folder, JobSpec(model="m", prompt="{id}", image_fields=["x"], endpoint="/v1/completions"), {"x": ""})
+
+
+def table(folder: Path, kind: str, images: list[Any]) -> Path:
+    """Rows as Hugging Face's datasets store them, in Parquet, or in a stream of Arrow."""
+    rows = pyarrow.table({"id": [f"d{number}" for number in range(len(images))], "image": pyarrow.array(images)})
+    path = folder / f"docs.{kind}"
+    if kind == "parquet":
+        parquet.write_table(rows, path)
+    else:
+        with pyarrow.ipc.new_stream(path, rows.schema) as stream:
+            stream.write_table(rows)
+    return path
+
+
+def of_table(folder: Path, kind: str, images: list[Any], spec: JobSpec = SPEC) -> list[Document | BadRow]:
+    source = open_source(table(folder, kind, images), spec)
+    rows = list(source.documents({}))
+    pinned = open_source(folder / f"docs.{kind}", spec)
+    pinned.pin()
+    for row in rows:
+        if isinstance(row, Document):
+            assert pinned.fetch(row.position).body == row.body, "a worker reads what was surveyed"
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "value",
+    [PNG, {"bytes": PNG, "path": "cat.txt"}, {"bytes": None, "path": "img/a.png"}, [{"bytes": PNG, "path": None}]],
+    ids=["bytes", "struct", "path", "list"],
+)
+def test_images_in_columns_go_into_the_request(folder: Path, kind: str, value: Any) -> None:
+    """Bytes, alone or with a path as Hugging Face stores them, are put behind the prompt; without bytes the path is read."""
+    (row,) = of_table(folder, kind, [value])
+    assert isinstance(row, Document), row
+    text, image = json.loads(row.body)["messages"][0]["content"]
+    assert text["text"] == "What is on d0?"
+    assert image == {"type": "image_url", "image_url": {"url": DATA}}
+
+
+def test_sounds_in_columns_go_into_the_request(folder: Path) -> None:
+    """A column of sounds is put into the request as the bytes that it holds, with the kind that they are."""
+    spec = JobSpec(model="m", prompt="Write down {id}", audio_fields=["image"])
+    (row,) = of_table(folder, "parquet", [{"bytes": WAV, "path": "a.wav"}], spec)
+    assert isinstance(row, Document), row
+    assert json.loads(row.body)["messages"][0]["content"][1]["input_audio"]["format"] == "wav"
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "told"),
+    [
+        ({"bytes": b"hello", "path": "a.png"}, "media_invalid", "by its first bytes"),
+        ({"bytes": PNG + bytes(MAX_BYTES), "path": None}, "media_too_large", f"{MAX_BYTES} may still go"),
+        ({"bytes": b"", "path": None}, "media_invalid", "neither text nor bytes"),
+        ({"bytes": None, "path": "../outside/secret.png"}, "media_forbidden", "Files may lie in"),
+        (None, "missing_field", "is null in"),
+    ],
+    ids=["text", "large", "empty", "outside", "null"],
+)
+def test_unusable_images_in_columns_are_bad_rows(folder: Path, value: Any, code: str, told: str) -> None:
+    """With the column and the fix; rows beside them are not touched, and nothing is read that a path may not name."""
+    good: Any = {"bytes": PNG, "path": None}
+    first, bad, last = of_table(folder, "parquet", [good, value, good])
+    assert isinstance(first, Document)
+    assert isinstance(last, Document)
+    assert isinstance(bad, BadRow), bad
+    assert (bad.code, bad.field) == (code, "image")
+    assert told in bad.message
+    assert len(bad.seen) <= 80
+
+
+def test_a_prompt_has_texts_beside_the_images(folder: Path) -> None:
+    """The path may be named in the prompt; the content is no text, and bytes of columns that no flag names stay refused."""
+    spec = JobSpec(model="m", prompt="{image.path}", image_fields=["image"])
+    (row,) = of_table(folder, "parquet", [{"bytes": PNG, "path": "cat.png"}], spec)
+    assert isinstance(row, Document), row
+    assert json.loads(row.body)["messages"][0]["content"][0]["text"] == "cat.png"
+    (bad,) = of_table(folder, "parquet", [PNG], JobSpec(model="m", prompt="{image}", image_fields=["image"]))
+    assert isinstance(bad, BadRow)
+    assert "leave it out of the prompt" in bad.fix
+    (bad,) = of_table(folder, "parquet", [PNG], JobSpec(model="m", prompt="{image}"))
+    assert isinstance(bad, BadRow)
+    assert "--image-field" in bad.fix
+
+
+def test_rows_with_large_images_are_decoded_a_few_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never a thousand of them at once: a batch is bounded by its bytes."""
+    monkeypatch.setattr("penstock_producer.sources.readers.columnar.BATCH_BYTES", 10_000)
+    monkeypatch.setattr("penstock_producer.sources.readers.columnar_source.PIECE_BYTES", 3_000)
+    source = open_source(
+        table(folder, "parquet", [{"bytes": PNG + os.urandom(1_000), "path": None} for _ in range(100)]), SPEC
+    )
+    sizes = [batch.num_rows for batch in source._batches(0)]  # type: ignore[attr-defined]  # what is held at a time
+    assert sum(sizes) == 100
+    assert max(sizes) <= 10
+    assert len(list(source.documents({}))) == 100

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock_producer import JobSpec, SourceError, SpecError
+from penstock_producer import JobSpec, SourceError, SourceUnavailable, SpecError
 from penstock_producer.accepting.survey import survey
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import InvalidDocument
@@ -248,17 +248,53 @@ def test_a_cut_in_the_middle_is_marked() -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [0, -1, True, 1.5, "", "x", "0", "-5", "8000:middle", "8 000", "10" * 6, "2000t", "5:", None]
+    "policy", [0, -1, True, 1.5, "", "x", "0", "-5", "8000:middle", "8 000", "10" * 6, "2000x", "0t", "5:", None]
 )
 def test_a_policy_that_cannot_be_used_is_refused(policy: Any) -> None:
-    """With what to write instead; tokens cannot be counted where prompts are rendered, and the message says so."""
+    """With what to write instead."""
     with pytest.raises(SpecError) as refused:
         JobSpec(model="m", prompt="{text}", truncate={"text": policy})
     problem = refused.value.problems[0]
     assert problem.pointer.startswith("/truncate/text")
     assert problem.fix
-    if policy == "2000t":
-        assert "tokens are the model's to count" in problem.fix
+    assert "8000, or of tokens, such as 2000t" in problem.fix or not isinstance(policy, str)
+
+
+@pytest.mark.parametrize("policy", ["10t", "10tok", "10 tokens", "10t:head", "10t:tail", "10t:ends"])
+@pytest.mark.parametrize(
+    "text", ["word " * 50, "слово " * 50, "字" * 100, "a" * 40 + "é", "🜁" * 30, "half \ud800 " * 30]
+)
+def test_a_limit_in_tokens_keeps_whole_characters(policy: str, text: str) -> None:
+    """Without a tokenizer 4 characters of plain English are one, and 3 bytes of other texts; characters stay whole."""
+    cut = cut_of(policy)
+    kept = cut.of(text)
+    parts = kept.split(MARK)
+    assert text.startswith(parts[0]) or cut.keep == "tail"
+    assert text.endswith(parts[-1]) or cut.keep == "head"
+    most = 40 if text.isascii() else 30
+    assert most // 2 <= len("".join(parts).encode(errors="replace")) <= most
+    assert cut.of("short") == "short"
+
+
+def test_few_tokens_of_both_ends_have_no_mark() -> None:
+    """A mark that would take all of them is left out."""
+    assert cut_of("2t:ends").of("abcd" + "x" * 100 + "efgh") == "abcdefgh"
+
+
+def test_a_tokenizer_that_is_not_there_is_refused_at_submit_and_waited_for_later(tmp_path: Path) -> None:
+    """The job names file and digest: another file under its path is not taken for it, and jobs wait for the right one."""
+    limited = {"model": "m", "prompt": "{text}", "truncate": {"text": "2t"}}
+    with pytest.raises(SpecError, match=r"/tokenizer: .* cannot be read"):
+        JobSpec.from_json(limited | {"tokenizer": str(tmp_path)}).with_pinned_tokenizer()
+    with pytest.raises(SpecError, match="there is nothing that it would count"):
+        JobSpec.from_json(limited | {"truncate": {"text": 2}, "tokenizer": "x"})
+    (tmp_path / "tokenizer.json").write_text("{}")
+    spec = JobSpec.from_json(limited | {"tokenizer": str(tmp_path)}).with_pinned_tokenizer()
+    assert str(spec.tokenizer).startswith(f"{tmp_path}/tokenizer.json#sha256=")
+    assert spec.with_pinned_tokenizer() == spec
+    (tmp_path / "tokenizer.json").write_text("{} ")
+    with pytest.raises(SourceUnavailable, match="not the file that the job was submitted with"):
+        rows(tmp_path, spec, {"text": "x"})
 
 
 def test_rows_that_are_cut_are_counted_and_nothing_else_changes(tmp_path: Path) -> None:

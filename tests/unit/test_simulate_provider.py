@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from array import array
+from datetime import date
 from math import hypot
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
 from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS
 from penstock_simulate.config import SimulatorConfig
@@ -74,8 +76,77 @@ def test_a_schema_gets_an_instance() -> None:
     found = json.loads(text_of(ask(Provider(SimulatorConfig()), chat(response_format=wanted))))
     assert found["label"] in ("a", "b")
     assert found | {"label": ""} == {"label": "", "score": 2, "tags": ["Open"], "sure": True}
-    plain = json.loads(text_of(ask(Provider(SimulatorConfig()), chat(response_format={"type": "json_object"}))))
-    assert plain["category"] == "files"
+    said = {"role": "user", "content": f"As JSON. {PROMPT}"}
+    plain = chat(response_format={"type": "json_object"}, messages=[said])
+    assert json.loads(text_of(ask(Provider(SimulatorConfig()), plain)))["category"] == "files"
+
+
+class Part(BaseModel):
+    """Nested in Ticket."""
+
+    name: str = Field(min_length=200)
+    sizes: list[int] = Field(min_length=3)
+    next: Part | None
+
+
+Label = Literal["a", "b"]
+
+
+class Ticket(BaseModel):
+    """With what models are written with."""
+
+    label: Label
+    on: date
+    score: float = Field(gt=2, multiple_of=5)
+    share: int = Field(le=-3)
+    parts: list[Part]
+    pair: tuple[int, str]
+    more: dict[str, int]
+
+
+def test_an_answer_fits_the_schema_of_a_model() -> None:
+    """References, limits, dates, tuples and recursion of a Pydantic model: the model takes the answer."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": Ticket.model_json_schema()}}
+    answer = text_of(ask(Provider(SimulatorConfig()), chat(response_format=wanted)))
+    assert len(Ticket.model_validate_json(answer).parts[0].sizes) == 3
+
+
+LOOSE = {"type": "object", "properties": {"a": {"type": "string"}}}
+CLOSED = LOOSE | {"required": ["a"], "additionalProperties": False}
+
+
+def json_schema(schema: dict[str, Any], *, strict: bool = False) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": strict}}
+
+
+@pytest.mark.parametrize(
+    ("structured", "wanted", "told"),
+    [
+        ("json_schema", json_schema(LOOSE, strict=True), "'additionalProperties' is required"),
+        ("json_schema", json_schema(CLOSED | {"required": []}, strict=True), "'required' is required"),
+        ("json_schema", json_schema({"type": "array"}), "got 'type: \"array\"'"),
+        ("json_schema", {"type": "json_object"}, "must contain the word 'json'"),
+        ("json_schema", {"type": "yaml"}, "'response_format.type' must be one of"),
+        ("json_object", json_schema(CLOSED), "'response_format' of type 'json_schema' is not supported"),
+        ("none", {"type": "json_object"}, "'response_format' of type 'json_object' is not supported"),
+        ("json_schema", json_schema(CLOSED, strict=True), None),
+        ("json_schema", json_schema(LOOSE), None),
+        ("none", {"type": "text"}, None),
+    ],
+)
+def test_formats_are_refused_as_providers_refuse_them(
+    structured: str, wanted: dict[str, Any], told: str | None
+) -> None:
+    """With a 400 that names response_format, by what the provider takes and by OpenAI's rules for strict schemas."""
+    reply = ask(Provider(SimulatorConfig(structured=structured)), chat(response_format=wanted))
+    assert reply.status == (200 if told is None else 400)
+    assert told is None or told in json.loads(reply.body)["error"]["message"]
+
+
+def test_a_format_may_be_ignored() -> None:
+    """As Anthropic's OpenAI-compatible endpoint does: the answer is a text."""
+    reply = ask(Provider(SimulatorConfig(structured="ignored")), chat(response_format=json_schema(CLOSED)))
+    assert text_of(reply).startswith("Category: files")
 
 
 def test_completions_answer_with_text() -> None:

@@ -30,11 +30,13 @@ def test_databases_are_told_by_their_names(name: str, is_one: bool) -> None:
     assert is_database(name) is is_one
 
 
-def test_a_file_of_sqlite_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_a_database_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name means the same in every working folder, and in a job spec file it counts from the folder of that file."""
     monkeypatch.chdir(tmp_path)
     assert whole("sqlite:///in.db") == f"sqlite:///{tmp_path}/in.db" == in_folder("sqlite:///in.db", "")
     assert in_folder("sqlite:////abs/in.db", "/else") == "sqlite:////abs/in.db"
+    assert whole("duckdb:///in.db") == f"duckdb:///{tmp_path}/in.db" == in_folder("duckdb:///in.db", "")
+    assert in_folder("duckdb:///md:shop", "/else") == "duckdb:///md:shop"
     assert in_folder("env:DB", "/else") == "env:DB"
 
 
@@ -88,13 +90,31 @@ def test_a_variable_that_holds_no_url_is_refused(
     ("url", "words"),
     [
         ("sqlite://", "names no file"), ("sqlite:///:memory:", "names no file"),
-        ("sqlite:///a.db?mode=rw", "names no file"), ("mysql://h/d", "into a Parquet or CSV file"),
+        ("sqlite:///a.db?mode=rw", "names no file"), ("duckdb:///:memory:", "names no file of DuckDB"),
+        ("duckdb://", "names no file of DuckDB"), ("sqlite+pysqlcipher:///a.db", "write sqlite://"),
+        ("postgresql+psycopg2://h/d", "write postgresql://"),
         ("sqlite:///a\nb", "cannot be a path"),
     ],
 )  # fmt: skip
 def test_other_databases_are_refused_with_what_to_do(url: str, words: str) -> None:
     """What cannot be read is refused before anything is connected."""
     with pytest.raises(SourceError, match=words):
+        open_source(url, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("mssql://reader@db/shop", "needs a driver that is not installed here: pip install pyodbc"),
+        ("mssql+pymssql://reader@db/shop", "pip install pymssql"),
+        ("snowflake://reader@account/shop", "pip install snowflake-sqlalchemy"),
+        ("mysql+mysqlconnector://reader@db/shop", "pip install mysql-connector-python"),
+        ("vertica://reader@db/shop", "install the SQLAlchemy dialect of vertica"),
+    ],
+)
+def test_a_database_says_which_package_it_needs(url: str, words: str) -> None:
+    """Before anything is connected, and a job that was accepted elsewhere waits for it."""
+    with pytest.raises(SourceUnavailable, match=words):
         open_source(url, SPEC)
 
 

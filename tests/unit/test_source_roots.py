@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock_producer import JobSpec, Producer, SourceError
-from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.borders import Borders, DoorSettings
 from penstock_producer.errors import SettingsError, SourceForbidden
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_roots import SourceRoots
@@ -196,3 +196,19 @@ def test_a_row_of_another_form_is_not_quoted_to_a_stranger(inside: Path) -> None
         door.submit(str(inside / "rows.jsonl"), JobSpec())
     assert "'text'" not in refused.value.public_message
     assert "wrong_form" in refused.value.public_message
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"), [("rows.parquet", {}), ("rows", {}), ("rows.csv", {"format": "arrow"}), ("rows.feather", {})]
+)
+def test_native_parsers_see_no_file_of_a_stranger(inside: Path, name: str, fields: dict[str, str]) -> None:
+    """Parquet and Arrow are refused before anything is parsed, however they are named, until the operator allows them."""
+    (inside / name).write_bytes(b"PAR1 made for a fault of the parser")
+    asking = SPEC.model_copy(update=fields)
+    with remote(inside) as door, pytest.raises(SourceError, match=r"format_not_allowed: .*doors\.formats allows jsonl"):
+        door.submit(str(inside / name), asking)
+    allowing = Borders(DoorSettings(formats=("parquet", "arrow")))
+    with Producer(settings_of(inside), borders=allowing) as door, pytest.raises(SourceError, match="invalid_"):
+        door.submit(str(inside / name), asking)
+    with Producer(settings_of(inside)) as trusted, pytest.raises(SourceError, match="invalid_"):
+        trusted.submit(str(inside / name), asking)

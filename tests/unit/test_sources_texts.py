@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,11 @@ from penstock_producer.errors import BadReference, SourceChanged, SourceError, S
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
+from penstock_producer.sources.listings.chosen import Chosen
+from penstock_producer.sources.listings.listing import Entry
 from penstock_producer.sources.open import unchanged
 from penstock_producer.sources.texts import segments
+from penstock_producer.sources.texts.text_files import TextFiles
 
 SPEC = JobSpec(prompt="{name} {size}: {text}", model="m", max_bad_rows=20)
 
@@ -224,3 +229,45 @@ def test_the_pin_of_many_files_is_small(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(json.dumps(pin)) < 1000
     source = open_source(pin, SPEC)
     assert [row.line for row in source.documents({"number": 2500})] == list(range(2501, 3001))
+
+
+class Objects:
+    """A prefix that makes its names as they are asked for, and knows how far that went."""
+
+    uri, at_once = "s3://bucket/", 16
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.listed = 0
+
+    def entries(self, after: str) -> Iterator[Entry]:
+        for number in range(int(after[:7] or 0) + 1, self._number + 1):
+            self.listed = number
+            yield self.named(f"{number:07}.txt", 4, "e")
+
+    def named(self, name: str, size: int, tag: str) -> Entry:
+        return Entry(name, size, tag, 1)
+
+    def pinned(self, entry: Entry) -> Any:
+        return self
+
+    fresh = pinned
+
+    def read(self, offset: int, length: int) -> bytes:
+        return b"text"
+
+
+def test_a_prefix_is_listed_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At submit and again from the pin, a feeder that takes over included, no more names are held than one segment has."""
+    monkeypatch.setattr(segments, "SEGMENT", 100)
+    objects = Objects(2_000)
+    pin: dict[str, Any] | None = None
+    for done in (0, 0, 1_250):
+        source = TextFiles(Chosen(objects, ""), SPEC, 1_000, 10_000, pin=pin)
+        lines = []
+        for row in source.documents({"number": done}):
+            lines.append(row.line)
+            assert row.line <= objects.listed <= row.line + 101
+        assert lines == list(range(done + 1, 2_001))
+        pin = source.pin()
+        assert len(pin["segments"]) == 20

@@ -97,6 +97,23 @@ def test_fields_of_a_schema_are_columns_of_their_types() -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ({"allOf": [{"$ref": "#/$defs/N"}], "default": 1}, "integer"),
+        ({"oneOf": [{"type": "number"}, {"type": "null"}]}, "number"),
+        ({"const": "a"}, "text"), ({"const": True}, "boolean"), ({"enum": [1, 2, None]}, "integer"), ({"enum": [1, "a"]}, "text"),
+        ({"anyOf": [{"enum": ["a"]}, {"const": None}]}, "text"), ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "text"),
+        ({"type": "object", "properties": {"x": {"type": "integer"}}}, "text"), ({}, "text"), (True, "text"),
+        ({"anyOf": []}, "text"),
+    ],
+)  # fmt: skip
+def test_every_way_to_say_a_type_makes_a_column_of_it(part: Any, kind: str) -> None:
+    """As Pydantic and people write it; what is no single simple type is JSON in a text."""
+    schema = {"properties": {"x": part}, "$defs": {"N": {"type": "integer"}}}
+    assert Table({"endpoint": CHAT, "response_schema": schema}).columns[4] == Column("x", kind)  # type: ignore[arg-type]  # a parameter
+
+
+@pytest.mark.parametrize(
     "text",
     [None, "", "no JSON", "[1]", '{"count": 1e400, "score": NaN}', '{"count": 9223372036854775808, "score": "7"}'],
 )

@@ -21,6 +21,7 @@ from penstock_workers.item.attempt import Attempt, JobView, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Dead, Done, Parked, Retry
+from penstock_workers.item.run import follow_ups
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.item.run.job_code import REFUSED_ANSWER_CHARS, JobCode
 from penstock_workers.item.settling.records import _batch
@@ -369,6 +370,51 @@ async def test_while_a_breaker_is_open_another_provider_is_asked(
     settled = await run(parts, fallback=list(fallback))
     assert isinstance(settled.outcome, Done)
     assert [sent["model"] for sent in parts.sent] == [model]
+
+
+async def test_an_item_that_waits_for_a_breaker_is_given_to_the_next_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for minutes for a provider that went down meanwhile: it is another attempt, not counted, of that model."""
+    monkeypatch.setattr(follow_ups, "LOOK_S", 0)
+    parts = Waiting(answer("fine"))
+    waited = await run(parts, fallback=["dear/big"])
+    assert isinstance(waited.outcome, Retry)
+    assert (waited.outcome.after_s, waited.outcome.counted, parts.given_up) == (0, False, ["default"])
+    again = await run(parts, fallback=["dear/big"])
+    assert isinstance(again.outcome, Done)
+    assert [sent["model"] for sent in parts.sent] == ["big"]
+
+
+async def test_an_item_waits_where_no_other_model_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models of a job share the provider that is down, or all are down: the turn is waited for, and used."""
+    monkeypatch.setattr(follow_ups, "LOOK_S", 0)
+    for fallback in (["other"], ["dear/big"]):
+        parts = Waiting(answer("fine"), looks=3)
+        parts.down = {"default", "dear"}
+        settled = await run(parts, fallback=fallback)
+        assert isinstance(settled.outcome, Done)
+        assert [sent["model"] for sent in parts.sent] == ["small"]
+
+
+class Waiting(Parts):
+    """The provider `default` gives no turn, and its breaker opens meanwhile."""
+
+    def __init__(self, *answers: Tried, looks: int | None = None) -> None:
+        super().__init__(*answers)
+        self.given_up: list[str] = []
+        self._looks = looks  # that pass before it gives one, after all
+
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> Any:
+        provider = attempt.job.spec.provider
+        if provider == "default":
+            self.down |= {provider}
+            try:
+                while self._looks != 0:
+                    await asyncio.sleep(0)
+                    self._looks = None if self._looks is None else self._looks - 1
+            except asyncio.CancelledError:
+                self.given_up.append(provider)
+                raise
+        return self
 
 
 def test_every_reason_for_another_model_is_one_that_items_die_of() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 from attempts import make_attempt
@@ -28,11 +29,11 @@ Weighed = asyncio.Task[Parked | None]
 class Job:
     """One job's requests, as a runner tells of them."""
 
-    def __init__(self, runs: Runs, name: str = "job") -> None:
-        self._runs, self._name = runs, name
+    def __init__(self, runs: Runs, name: str = "job", **spec: Any) -> None:
+        self._runs, self._name, self._spec = runs, name, spec
 
     def attempt(self, sent_at: float | None = None) -> Attempt:
-        attempt = make_attempt(job_id=self._name, settings=ProviderSettings(base_url="http://gateway/v2"))
+        attempt = make_attempt(job_id=self._name, settings=ProviderSettings(base_url="http://gateway/v2"), **self._spec)
         attempt.sent_at = now() if sent_at is None else sent_at
         return attempt
 
@@ -68,6 +69,42 @@ def play(body: Callable[[Runs], Coroutine[None, None, None]], pauses_at: int = P
 
 async def settled() -> None:
     await asyncio.sleep(0.001)
+
+
+NO_FORMAT = Failure(
+    "bad_request", "HTTP 400: Invalid parameter: 'response_format' of type 'json_schema' is not supported", 400
+)
+
+
+def test_a_provider_that_takes_no_schemas_pauses_the_job_with_the_fix() -> None:
+    """All requests carry the job's format, so 400s that name it are not the documents' fault: the pause says what to do."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs, response_schema={"type": "object"})
+        weigheds = await asyncio.gather(*(job.answered(NO_FORMAT) for _ in range(PAUSES_AT)))
+        assert all(weighed is not None and weighed.pauses for weighed in weigheds)
+        why = weigheds[0].why if weigheds[0] is not None else ""
+        assert "with --response-format json_object or none, and say in the prompt which JSON is wanted" in why
+
+    play(body)
+
+
+@pytest.mark.parametrize(
+    ("failure", "spec"),
+    [
+        (NO_FORMAT, {}),
+        (NO_FORMAT, {"response_schema": {"type": "object"}, "response_format": "none"}),
+        (Failure("bad_request", "HTTP 400: no such message", 400), {"response_schema": {"type": "object"}}),
+    ],
+)
+def test_other_400s_are_the_documents_own(failure: Failure, spec: dict[str, Any]) -> None:
+    """A format that a line brings itself, and a 400 about something else, cost their document only."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs, **spec)
+        assert set(await asyncio.gather(*(job.answered(failure) for _ in range(PAUSES_AT)))) == {None}
+
+    play(body)
 
 
 @pytest.mark.parametrize("failure", [NOT_FOUND, FORBIDDEN], ids=["404", "403"])

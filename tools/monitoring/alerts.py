@@ -175,6 +175,20 @@ ALERTS: Final = (
         "usual; `penstock submit` runs the one that failed by hand.",
     ),
     Alert(
+        "PenstockScheduleMissed", "warning", f'sum(increase({of.FIRINGS}{{outcome="skipped"}}[1h])) > 0', "0m",
+        "{{ $value | humanize }} planned times of schedules were missed in the last hour and got no job of their own",
+        "`penstock schedule list NAME` has the reason beside each: no control process ran then (see its restarts), or the job "
+        "of an earlier time had not ended. Plan fewer times, let jobs overlap (`--overlap`), or have missed times made up for: "
+        "`--catch-up once` starts the latest, `all` each of them.",
+    ),
+    Alert(
+        "PenstockScheduleLate", "warning", f'max({of.SCHEDULES}{{state="late"}}) > 0', "30m",
+        "{{ $value | humanize }} schedules have waited for half an hour to start the job of a time that has come",
+        "`penstock schedule list` says what each waits for: a job of an earlier time, or one whose outcomes are to be read, "
+        "that has not ended (`penstock status JOB` says why), a time zone that this machine does not know, or sources that "
+        "hang in all four threads of the control processes.",
+    ),
+    Alert(
         "PenstockStoreSlow", "warning",
         f"histogram_quantile(0.95, sum by (le, store) (rate({of.STORE}_bucket[10m]))) > 1", "10m",
         "Settling in {{ $labels.store }} takes {{ $value | humanizeDuration }}",

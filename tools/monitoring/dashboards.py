@@ -109,8 +109,9 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
         Panel("Control", "Failed rounds per second, rebuilds of Redis.", "ops",
               ((f'sum(rate({of.TICKS}{{result="failed"}}[$__rate_interval]))', "failed rounds"),
                (f"sum(increase({of.REBUILDS}[$__rate_interval]))", "rebuilds"))),
-        Panel("Schedules", "Planned times, by what came of them.", "short",
-              ((f"sum by (outcome) (increase({of.FIRINGS}[1h]))", "{{outcome}}"),)),
+        Panel("Schedules", "Planned times of the last hour, by what came of them; schedules by state.", "short",
+              ((f"sum by (outcome) (increase({of.FIRINGS}[1h]))", "{{outcome}}"),
+               (f'{_fleet(of.SCHEDULES, "state")} > 0', "schedules {{state}}"))),
         Panel("Unreadable", "Messages set aside, read by no worker.", "short", ((f"max({of.UNREADABLE})", "messages"),)),
     )),
 ))  # fmt: skip

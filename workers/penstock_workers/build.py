@@ -17,6 +17,7 @@ from penstock_ledger.redaction import redact
 from penstock_producer.feed.served import Served
 from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
+from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.heartbeat import Heartbeat
 from penstock_workers.item.admission import Admission
@@ -74,9 +75,17 @@ class _Parts:
 class WorkerEngine:
     """The items of a worker with all that they need, opened and closed together. Implements ``deliveries.ItemEngine``."""
 
-    def __init__(self, settings: WorkerSettings, lane: Lane | None = None, *, consume: Consume | None = None) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        lane: Lane | None = None,
+        *,
+        consume: Consume | None = None,
+        decided: DecidedTimes | None = None,
+    ) -> None:
         self._settings = settings
         self._consume = consume
+        self._decided = decided
         self._slots = settings.concurrency  # items that run at once; an engine that is up may say more
         self._model: ServedModel | None = None  # in lanes that host one
         self._row = lane_row(settings.lane)
@@ -132,7 +141,7 @@ class WorkerEngine:
         if settings.control:
             from penstock_workers.control import start_control
 
-            self._control = self._closing.enter_context(start_control(settings))
+            self._control = self._closing.enter_context(start_control(settings, self._decided))
 
     def _make_parts(self, bridge: Bridge, stores: Stores) -> _Parts:
         """All that items go through, made and joined; nothing of it has started."""
@@ -310,16 +319,23 @@ def _after_settling(also: Durable | None, group: Sequence[Settled]) -> None:
         also(group)
 
 
-def build_engine(settings: WorkerSettings, *, consume: Consume | None = None) -> ItemEngine:
+def build_engine(
+    settings: WorkerSettings, *, consume: Consume | None = None, decided: DecidedTimes | None = None
+) -> ItemEngine:
+    """``decided`` gets what came of the times of schedules, where this worker runs the control loop."""
     if settings.lane == CONTROL_LANE:
         from penstock_workers.control import ControlEngine
 
-        return ControlEngine(settings)
+        return ControlEngine(settings, decided)
     runs = lane_row(settings.lane).runs
-    return WorkerEngine(settings, consume=consume) if runs is None else runs(settings, _start_control)
+    if runs is None:
+        return WorkerEngine(settings, consume=consume, decided=decided)
+    return runs(settings, partial(_start_control, decided=decided))
 
 
-def _start_control(settings: WorkerSettings) -> contextlib.AbstractContextManager[Control]:
+def _start_control(
+    settings: WorkerSettings, decided: DecidedTimes | None
+) -> contextlib.AbstractContextManager[Control]:
     from penstock_workers.control import start_control
 
-    return start_control(settings)
+    return start_control(settings, decided)

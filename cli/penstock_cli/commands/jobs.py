@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -102,12 +103,15 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     from penstock_cli.show.engines import engines_of
     from penstock_cli.show.feeders import feeders_of
     from penstock_cli.show.report import build
+    from penstock_cli.watching.all_alike import advice
     from penstock_producer.job.lanes import packs
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), str(job.spec["lane"])) if redis is not None else None
     counts, made_with = ledger.outcomes.counts(job.job_id), ledger.made_with(job)
     report = build(job, counts, stats=ledger.stats(job), seconds=ledger.seconds(job), made_with=made_with)
+    if job.state.final:
+        report = replace(report, advice=advice(ledger, job, report))
     extra: dict[str, Any] = {
         "job_id": job.job_id,
         "reason": job.reason,

@@ -8,7 +8,7 @@ import typer
 
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
-from penstock_cli.job.options import Api, JsonOption
+from penstock_cli.job.options import Api, FromJob, JsonOption, StateOption, Where
 
 
 @takes_job_flags
@@ -17,24 +17,31 @@ def preview(
     rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=1_000, help="How many requests to show.")] = 3,
     api: Api = None,
     as_json: JsonOption = False,
+    from_job: FromJob = None,
+    where: Where = None,
+    state: StateOption = None,
 ) -> None:
     """Show the first requests of a job, their tokens and every problem.
 
     Looks at the first 100 rows (or as many as are shown), calls nothing,
-    and needs no key, no database and no Redis.
+    and needs no key, no database and no Redis; with --from-job it reads
+    the database that has that job.
 
     Exit status: 0 all rows are usable, 2 a row, an option or the source is not.
     """
     from penstock_cli.errors import EXIT_OK
     from penstock_cli.job.jobspec import job_spec
-    from penstock_cli.run.preview import looked_at, show, show_json
+    from penstock_cli.run.preview import looked_at, outcomes_looked_at, show, show_json
     from penstock_ledger.errors import EXIT_USAGE
     from penstock_producer import SpecError
 
     given = given.for_api(given.of_run("api", api))
+    outcomes = given.outcomes(from_job, where)
     spec = job_spec(given)
     try:
-        found = looked_at(given.source, spec, rows)
+        found = (
+            looked_at(given.source, spec, rows) if outcomes is None else outcomes_looked_at(outcomes, spec, rows, state)
+        )
     except SpecError as error:
         raise given.refusal(error) from error
     (show_json if as_json else show)(found, spec, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -32,11 +33,12 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
             seconds=ledger.seconds(found),
             made_with=ledger.made_with(found),
         )
+        figures = replace(figures, advice=advice(ledger, found, figures))
         if as_json:
             typer.echo(orjson.dumps(figures.to_json()).decode())
         else:
             command = f"penstock dlq list {argument(found.job_key)}{ledger.option()}"
-            reports.show(figures, make_console(), dlq_command=command, advice=advice(ledger, found, figures))
+            reports.show(figures, make_console(), dlq_command=command, advice=figures.advice)
     raise typer.Exit(figures.exit_status)
 
 

@@ -31,21 +31,32 @@ def run(
     dry_run: options.DryRun = False,
     sample: options.Sample = None,
     no_progress: options.NoProgress = False,
+    from_job: options.FromJob = None,
+    where: options.Where = None,
 ) -> None:
     """Run a job on this machine: everything embedded, results as files.
 
     The same command resumes: finished documents are skipped.
 
+    With --from-job the documents are the outcomes of an earlier run: give
+    its --state (.penstock in its --out).
+
     Exit status: 0 all succeeded, 3 finished with dead letters,
     2 bad usage or input, 1 failed, 130 interrupted.
     """
+    from penstock_cli.errors import UsageProblem
     from penstock_cli.processes.standby import Standby
     from penstock_cli.run.request import request_of
 
+    given = given.for_api(given.of_run("api", api))
+    outcomes = given.outcomes(from_job, where)
+    if outcomes is not None and (sample is not None or dry_run):
+        raise UsageProblem("a sample or a dry run of outcomes is `penstock preview --from-job JOB --state DIR`")
     request = request_of(
         given.for_api(given.of_run("api", api)),
         RunFlags(out, job, workers, concurrency, state, sample, no_progress or None),
         ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api),
+        outcomes,
     )
     if dry_run:
         from penstock_cli.run.local import dry_run as show

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock_cli import examples
+from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
 from penstock_producer.source_names import BY_VARIABLE
 
 if TYPE_CHECKING:
-    from penstock_producer import Firing, JobSpec, Schedule, Schedules
+    from penstock_producer import Firing, JobSpec, OutcomesOf, Schedule, Schedules
 
 WHEN = "When"
 FIRINGS_LISTED = 20
 REASON_CHARS = 300
+NOTICE_READ_BYTES = 2 * 1024 * 1024  # of a notification: more than one may have
 
 app = typer.Typer(no_args_is_help=True, help="Jobs that start themselves: add, list, pause, resume, remove.")
 
@@ -38,8 +40,15 @@ def add(
     given: GivenJob,
     name: Annotated[
         str | None,
-        typer.Option(help="Names the schedule (left out: after the source).", rich_help_panel=WHEN),
+        typer.Option(
+            help="Names the schedule (left out: after the source). Its jobs are named after it and their time.",
+            rich_help_panel=WHEN,
+        ),
     ] = None,
+    job: Annotated[str | None, typer.Option(hidden=True)] = None,
+    from_job: options.FromJob = None,
+    from_schedule: options.FromSchedule = None,
+    where: options.Where = None,
     timezone: Annotated[
         str, typer.Option(metavar="ZONE", help="Whose clock the times are on: Europe/Berlin, …", rich_help_panel=WHEN)
     ] = "UTC",
@@ -64,37 +73,70 @@ def add(
             rich_help_panel=WHEN,
         ),
     ] = False,
+    events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="QUEUE",
+            help="With --new-files over s3://: new files are named by notifications, from this queue of SQS (its URL), or with "
+            "webhook by those that `penstock schedule notify` gets. Once a day all files are looked at.",
+            rich_help_panel=WHEN,
+        ),
+    ] = None,
 ) -> None:
     """Submit a source again and again, at the times of a cron expression.
 
     The fleet's control processes read the source: its path or URI must mean
-    the same to them. It need not be there yet.
+    the same to them. It need not be there yet. With --from-schedule or
+    --from-job the documents are the outcomes of another job, each time those
+    that this schedule has not had.
     """
     from penstock_cli.job.hooks import check_hooks
     from penstock_cli.job.jobspec import default_job_key, job_spec
     from penstock_cli.show.text import safe
     from penstock_producer import SpecError
 
+    if job is not None:
+        raise UsageProblem(
+            "--job names one job, and a schedule starts many: name the schedule with --name, and each job has the key NAME@TIME"
+        )
+    over = _over(given, from_job, from_schedule, where)
     spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
+    key = given.key(name)
+    if over is not None and key is None:
+        raise UsageProblem("name the schedule: --name NAME, which a schedule over outcomes has from no source")
     with _schedules() as schedules:
         try:
             added = schedules.add(
-                given.key(name) or default_job_key(given.source, spec.table),
+                key or default_job_key(given.source, spec.table),
                 cron,
-                given.source,
+                given.source if over is None else over,
                 spec,
                 timezone=timezone,
                 catch_up=catch_up,
                 overlap=overlap,
                 new_files=new_files,
+                events=events,
             )
         except SpecError as error:
             raise given.refusal(error) from error
     typer.echo(f"{added.name} starts at {_shown(added, added.next_at)}, and then by {added.cron} {added.timezone}")
-    trouble = _trouble(given.source, spec)
+    trouble = _trouble(given.source, spec) if over is None else None
     if trouble is not None:
         typer.echo(safe(f"penstock: as it is here now, the source could not be used: {trouble}"), err=True)
+
+
+def _over(given: GivenJob, job: str | None, schedule: str | None, where: list[str] | None) -> OutcomesOf | None:
+    """Whose outcomes are read; None where a source is."""
+    from penstock_producer import OutcomesOf
+
+    names = "--from-job JOB or --from-schedule NAME"
+    if schedule is None:
+        found = given.outcomes(job, where, names)
+        return None if found is None else OutcomesOf(found.job, None, found.where)
+    if given.source_typed:
+        raise UsageProblem(f"give a SOURCE, or {names} with or without --where, and not both")
+    return OutcomesOf(job, schedule, where or ())
 
 
 def _trouble(source: str, spec: JobSpec) -> str | None:
@@ -161,6 +203,34 @@ def remove(name: Name) -> None:
     with _schedules() as schedules:
         schedules.remove(name)
     typer.echo(f"{name} is removed")
+
+
+@app.command(epilog=examples.SCHEDULE_NOTIFY)
+def notify(
+    name: Name,
+    body: Annotated[
+        typer.FileBinaryRead,
+        typer.Argument(metavar="[FILE]", help="The notification as it came; - reads it from stdin."),
+    ] = "-",  # type: ignore[assignment]  # Typer opens what is named
+) -> None:
+    """Take a notification of a bucket for a schedule with --events webhook.
+
+    Prints what came of its records: noticed, repeated, elsewhere, deleted,
+    other, test, no_room or unreadable. A notification that comes twice
+    changes nothing.
+
+    Exit status: 0, 2 it is no notification, 1 send it again later (no_room).
+    """
+    from penstock_cli.errors import EXIT_FAILED
+    from penstock_ledger.errors import EXIT_USAGE
+
+    with _schedules() as schedules:
+        counts = schedules.notify(name, body.read(NOTICE_READ_BYTES))
+    typer.echo(", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items())))
+    if "unreadable" in counts:
+        raise typer.Exit(EXIT_USAGE)
+    if "no_room" in counts:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
-from penstock_cli.job.flags import takes_job_flags_or_outcomes
+from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
 
 
-@takes_job_flags_or_outcomes
+@takes_job_flags
 def submit(
     given: GivenJob,
     job: options.Job = None,
@@ -34,9 +33,8 @@ def submit(
     from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 
-    if given.has_source == (from_job is not None) or (where and from_job is None):
-        raise UsageProblem("give a SOURCE, or --from-job JOB with or without --where, and not both")
     given = given.for_api(given.of_run("api", api))
+    outcomes = given.outcomes(from_job, where)
     spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     settings = ProducerSettings.load()
@@ -45,8 +43,8 @@ def submit(
     serving.refuse_chance(served, spec)
     with Producer(settings) as producer:
         try:
-            if from_job is not None:
-                accepted = producer.submit_from(from_job, spec, where=where or (), job_key=given.key(job))
+            if outcomes is not None:
+                accepted = producer.submit_from(outcomes.job, spec, where=outcomes.where, job_key=given.key(job))
             else:
                 accepted = producer.submit(given.source, spec, job_key=given.key(job))
         except SpecError as error:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock_cli.job.given import given_job
-from penstock_cli.job.options import JOB, PROVIDER, Source, SourceOrNone, SpecFile
+from penstock_cli.job.options import JOB, PROVIDER, Source, SpecFile
 from penstock_producer.job.options import OPTIONS, FlagForm, Option
 
 _TYPES: Mapping[FlagForm, Any] = {
@@ -26,16 +26,10 @@ _FROM_FILE = tuple(option.field for option in OPTIONS.values() if option.from_fi
 
 
 def takes_job_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with SOURCE and the job flags in the place of its parameter ``given``."""
-    return _taking(command, _made("source", inspect.Parameter.empty, Source))
+    """``command`` with SOURCE and the job flags in the place of its parameter ``given``.
 
-
-def takes_job_flags_or_outcomes(command: Callable[..., None]) -> Callable[..., None]:
-    """The same where SOURCE may be left out, because the documents are outcomes of another job."""
-    return _taking(command, _made("source", None, SourceOrNone))
-
-
-def _taking(command: Callable[..., None], source: inspect.Parameter) -> Callable[..., None]:
+    SOURCE may be left out, because a spec file has it or the documents are outcomes of another job.
+    """
 
     def run(context: typer.Context, **typed: Any) -> None:
         flags = {field: typed.pop(field) for field in OPTIONS}
@@ -46,7 +40,7 @@ def _taking(command: Callable[..., None], source: inspect.Parameter) -> Callable
 
     own = list(inspect.signature(command, eval_str=True).parameters.values())
     place = [parameter.name for parameter in own].index("given")
-    parameters = [_CONTEXT, *own[:place], source, _SPEC_FILE, *_job_parameters(), *own[place + 1 :]]
+    parameters = [_CONTEXT, *own[:place], _SOURCE, _SPEC_FILE, *_job_parameters(), *own[place + 1 :]]
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
@@ -88,6 +82,7 @@ def _made(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 _CONTEXT = _made("context", inspect.Parameter.empty, typer.Context)
+_SOURCE = _made("source", None, Source)
 _SPEC_FILE = _made("spec_file", None, SpecFile)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,14 @@ JobFlags = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class FromJob:
+    """Instead of a source: the outcomes of a job."""
+
+    job: str
+    where: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class GivenJob:
     """Source and options of one job. ``file`` is None where it was all typed."""
 
@@ -32,6 +40,7 @@ class GivenJob:
     flags: JobFlags
     file: JobFile | None = None
     typed: frozenset[str] = frozenset()  # fields that flags say, which go before the file's
+    source_typed: bool = False
 
     @property
     def has_source(self) -> bool:
@@ -44,13 +53,31 @@ class GivenJob:
             return self.source_or_none
         if self.file is None:
             raise UsageProblem("name the documents: SOURCE, or a job spec file that has one")
-        raise UsageProblem(
-            f"{self.file.path} names no source; write source: FILE there, or give it with --spec: SOURCE --spec {self.file.path}"
-        )
+        raise self._no_source(self.file)
 
     def key(self, typed: str | None) -> str | None:
         """The job key; None where neither a flag nor the file names one."""
         return typed if typed is not None or self.file is None else self.file.job
+
+    @staticmethod
+    def _no_source(file: JobFile) -> UsageProblem:
+        return UsageProblem(
+            f"{file.path} names no source; write source: FILE there, or give it with --spec: SOURCE --spec {file.path}"
+        )
+
+    def outcomes(self, job: str | None, where: Sequence[str] | None, names: str = "--from-job JOB") -> FromJob | None:
+        """The job whose outcomes are read, by a flag or the file; None where a source is. What is typed goes before the file.
+
+        Raises UsageProblem for documents from nowhere, from two places, or conditions on no outcomes.
+        """
+        if job is None and not self.source_typed and self.file is not None and self.file.from_job is not None:
+            return FromJob(self.file.from_job, where or self.file.where)
+        if job is None and not self.has_source and self.file is not None:
+            raise self._no_source(self.file)
+        from_two, from_nowhere = job is not None and self.source_typed, job is None and not self.has_source
+        if from_two or from_nowhere or (where and job is None):
+            raise UsageProblem(f"give a SOURCE, or {names} with or without --where, and not both")
+        return None if job is None else FromJob(job, where or ())
 
     def of_run(self, name: str, typed: Any) -> Any:
         """A field of the file's section `run`, where no flag says otherwise."""
@@ -76,8 +103,10 @@ class GivenJob:
 
     def refusal(self, error: SpecError) -> UsageProblem:
         """What is wrong with the spec, in the words of the flags and with the lines of the file."""
+        from penstock_producer.errors import listed
+
         problems = error.problems if self.file is None else self.file.placed(error.problems, typed=self.typed)
-        return UsageProblem("\n".join(map(_in_words, problems)))
+        return UsageProblem(listed(map(_in_words, problems)))
 
 
 def given_job(
@@ -102,7 +131,7 @@ def given_job(
             )
         spec, source = Path(source), None
     if spec is None:
-        return GivenJob(source, said, None, typed)
+        return GivenJob(source, said, None, typed, source is not None)
     file = JobFile.load(spec)
     for field, value in file.options.items():
         if field not in typed:
@@ -110,8 +139,9 @@ def given_job(
         elif OPTIONS[field].form is FlagForm.PAIRS and isinstance(value, dict):
             said[field] = value | parse_pairs(f"--{OPTIONS[field].name}", flags[field])
     return GivenJob(
-        source if source is not None else file.source, {field: said.get(field) for field in OPTIONS}, file, typed
-    )
+        source if source is not None else file.source, {field: said.get(field) for field in OPTIONS}, file, typed,
+        source is not None,
+    )  # fmt: skip
 
 
 def _text_of(flag: str, path: Path) -> str:

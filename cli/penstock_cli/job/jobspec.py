@@ -51,7 +51,7 @@ def job_spec(given: GivenJob) -> JobSpec:
     if "endpoint" not in fields and usual is not None:
         fields["endpoint"] = usual
     try:
-        spec = JobSpec(**fields)
+        spec = JobSpec(**fields).with_pinned_tokenizer()
     except SpecError as error:
         raise given.refusal(error) from error
     if spec.takes_records and spec.model is None and not has_own_model(spec.lane):

@@ -16,12 +16,13 @@ PROVIDER = "The provider"
 MACHINE = "This machine"
 
 Source = Annotated[
-    str,
+    str | None,
     typer.Argument(
+        metavar="[SOURCE]",
         help="OpenAI Batch lines (JSON Lines), or plain records with --prompt: JSON Lines, CSV, TSV, Parquet or Arrow, the texts "
         "also as .gz or .zst. A file, or an object of s3://, gs:// or az://; a folder or prefix ending in / or a pattern is one "
         "job: files of rows, or texts such as .txt, .md and .html, of which each is a document. Or a job spec file, whose name "
-        "ends in .yaml, .yml or .json."
+        "ends in .yaml, .yml or .json. Left out with --from-job.",
     ),
 ]
 SpecFile = Annotated[
@@ -33,14 +34,18 @@ SpecFile = Annotated[
         rich_help_panel=JOB,
     ),
 ]
-SourceOrNone = Annotated[
-    str | None,
-    typer.Argument(metavar="[SOURCE]", help="As of `penstock run`; left out with --from-job."),
-]
 FromJob = Annotated[
     str | None,
     typer.Option(
         metavar="JOB", help="Read the outcomes of a job that has ended, instead of a source.", rich_help_panel=JOB
+    ),
+]
+FromSchedule = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Each time, read the outcomes of that schedule's newest job that has ended, instead of a source.",
+        rich_help_panel=JOB,
     ),
 ]
 Where = Annotated[

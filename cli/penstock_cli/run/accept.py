@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock_cli.commandline import remember
 from penstock_cli.connect import Books, books
 from penstock_cli.errors import UsageProblem
+from penstock_cli.job.given import FromJob
 from penstock_cli.run.request import Plan
 from penstock_cli.show.text import count, duration, usd
 
@@ -47,7 +48,10 @@ def accepted(plan: Plan, ledger: Books) -> Job:
         with Producer(plan.settings.model_copy(update={"database_url": plan.state.database_url})) as producer:
             changed = _change_limits(plan, ledger, producer)
             plan.progress.note(f"reading {request.source}")
-            job_id = producer.submit(request.source, plan.spec, job_key=request.job_key, progress=read).job_id
+            if request.outcomes is None:
+                job_id = producer.submit(request.source, plan.spec, job_key=request.job_key, progress=read).job_id
+            else:
+                job_id = _submit_from(producer, plan, request.outcomes, read)
     except SpecError as error:
         raise request.given.refusal(error) from error
     except JobConflict as error:
@@ -65,11 +69,30 @@ def accepted(plan: Plan, ledger: Books) -> Job:
     return job
 
 
+def _submit_from(producer: Producer, plan: Plan, outcomes: FromJob, read: Callable[[int], None]) -> str:
+    from penstock_ledger import JobNotFound
+
+    try:
+        return producer.submit_from(
+            outcomes.job, plan.spec, where=outcomes.where, job_key=plan.request.job_key, progress=read
+        ).job_id
+    except JobNotFound as error:
+        raise UsageProblem(
+            f"--from-job {outcomes.job}: {plan.state.root} holds no such job; give the --state of the run that it belongs to "
+            "(.penstock in its --out)"
+        ) from error
+
+
 def _take_over_samples(plan: Plan, ledger: Books, job: Job) -> None:
     """A job that was just made gets what its samples have answered."""
     from penstock_cli.run.sample import take_over
 
-    if job.state.final or plan.request.sample is not None or ledger.figures_path(job).exists():
+    if (
+        job.state.final
+        or plan.request.sample is not None
+        or plan.request.outcomes is not None
+        or ledger.figures_path(job).exists()
+    ):
         return
     if ledger.outcomes.counts(job.job_id).succeeded == 0:
         taken = take_over(ledger, job, plan.state, plan.request.source, plan.spec)
@@ -91,6 +114,8 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
         return ""
     now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s}
     stored = JobSpec.accepted(job.spec)
+    if stored.response_format is None:  # accepted by a release before that option, and the same job without it
+        stored = stored.model_copy(update={"response_format": "auto"})
     same = stored.model_copy(update={**now, "over_budget": plan.spec.over_budget}) == plan.spec
     if job.state.final or stored == plan.spec or not same:
         return ""

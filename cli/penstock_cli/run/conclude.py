@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock_cli import files
@@ -36,6 +37,9 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     asks = asks_a_provider(plan.spec)
     url = plan.settings.provider(plan.spec.provider).shown_url if asks else None
     hints = advice(ledger, job, report, url=url, again=this_command())
+    if hints:
+        report = replace(report, advice=hints)
+        files.write_report(report, plan.request.out)
     reports.show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
     return report.exit_status
 
@@ -46,13 +50,16 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
         f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {count(report.finished)} of "
         f"{count(report.total)} documents are finished and kept."
     )
+    if "--response-format" in (job.reason or ""):
+        anew = this_command_with(response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2")
+        return f"{message} The requests of this job stay as they are; start another for example with:  {anew}"
     if not is_out_of_budget(job):
         doubt = " (with another --base-url, if that was wrong)" if "--base-url" in (job.reason or "") else ""
         return f"{message} Once that is put right, resume with{doubt}:  {this_command()}"
     all_of_it = _for_all(report)
     return (
         f"{message} Raise --budget-usd above {report.cost_usd or 0.0:.4f}; all documents cost about {all_of_it} in the end. "
-        f"Resume for example with:  {this_command_with('--budget-usd', all_of_it)}"
+        f"Resume for example with:  {this_command_with(budget_usd=all_of_it)}"
     )
 
 

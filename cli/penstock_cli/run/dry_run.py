@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock_cli.show.changes import changes, saved_tokens
+from penstock_cli.run.lanes_beside import beside, table
+from penstock_cli.show.changes import asked_form, changes, saved_tokens, token_limits
 from penstock_cli.show.text import count, counted, one_line, safe, usd
 from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
 
@@ -53,12 +54,19 @@ def show(
     for document in documents[:SHOWN]:
         body = one_line(document.body.decode("utf-8", "replace"), SHOWN_CHARS)
         console.print(f"  {safe(document.doc_id)}  {body}", soft_wrap=True)
-    told = (*_feeders(found, spec), *changes(tally.cut, saved_tokens(tally)), *_lines(found.estimate, spec, provider))
+    told = (
+        *_feeders(found, spec),
+        *asked_form(spec, documents),
+        *changes(tally.cut, saved_tokens(tally)),
+        *token_limits(spec),
+        *_lines(found.estimate, spec, provider),
+    )
     for line in told:
         console.print(line, soft_wrap=True)
-    if provider is not None and (
-        words := beyond_budget(spec.budget_usd, found.estimate.usd(provider.prices_of(spec.model)))
-    ):
+    if provider is None:
+        return
+    console.print(table(beside(found.estimate, usable, spec, provider)))
+    if words := beyond_budget(spec.budget_usd, found.estimate.usd(provider.prices_of(spec.model))):
         console.print(f"{words} (--over-budget {spec.over_budget})", soft_wrap=True)
 
 

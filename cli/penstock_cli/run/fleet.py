@@ -303,12 +303,13 @@ class Fleet:
             return
         self._looked_at = now
         held = self._calls_held()
-        calls = "calls" if held is None else counted(held, "call")
+        documents = "documents" if held is None else counted(held, "document")
         self._progress.hint(HURRIES)
         self._progress.note(
             "stopping:",
-            f"{calls} in flight may finish, {duration(left_s)} at most. Ctrl-C again ends at once: "
-            f"what is in flight then is paid for and asked again on resume.{self._no_room()}",
+            f"nothing new is asked, and {documents} with the workers may still be answered, within {duration(left_s)}; the "
+            "others wait for the resume. Ctrl-C again ends at once: answers that are on their way then are paid for, lost, and "
+            f"asked for again on resume.{self._no_room()}",
         )
 
     def _no_room(self) -> str:

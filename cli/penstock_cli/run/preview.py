@@ -7,19 +7,21 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from penstock_cli.run.dry_run import estimate
-from penstock_cli.show.changes import changes, digest_of, saved_tokens
+from penstock_cli.show.changes import asked_form, changes, digest_of, saved_tokens, token_limits
 from penstock_cli.show.text import count, counted, safe, usd
 from penstock_producer.accepting.estimates import Estimate
 
 if TYPE_CHECKING:
+    from penstock_cli.job.given import FromJob
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.prices.token_prices import ModelPrices
-    from penstock_producer.sources import Document
+    from penstock_producer.sources import Document, FileSource
     from penstock_producer.tally import Tally
 
 LOOKED_AT = 100  # rows, for problems; the whole source is read by `penstock run --dry-run`
@@ -47,12 +49,31 @@ class Looked:
 def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
     """Raises what reading a source raises: SourceError, SpecError, SettingsError."""
     from penstock_producer.settings import ProducerSettings
-    from penstock_producer.sources import Document, open_source
+    from penstock_producer.sources import open_source
+
+    settings = ProducerSettings.load()
+    prices = settings.prices(spec.provider).prices_of(spec.model)
+    return _looked_into(source, open_source(source, spec, settings), prices, shown)
+
+
+def outcomes_looked_at(outcomes: FromJob, spec: JobSpec, shown: int, state: Path | None) -> Looked:
+    """The same over the outcomes of another job, in the configured database or that of a local run."""
+    from penstock_cli.connect import books
+    from penstock_producer import Producer
+    from penstock_producer.settings import ProducerSettings
+
+    settings = ProducerSettings.load()
+    with books(state) as ledger, Producer(settings, database=ledger.database) as producer:
+        source = producer.outcomes_source(outcomes.job, spec, where=outcomes.where)
+        prices = settings.prices(spec.provider).prices_of(spec.model)
+        return _looked_into(f"job {outcomes.job}", source, prices, shown)
+
+
+def _looked_into(source: str, opened: FileSource, prices: ModelPrices | None, shown: int) -> Looked:
+    from penstock_producer.sources import Document
     from penstock_producer.tally import Tally
 
     most = max(LOOKED_AT, shown)
-    settings = ProducerSettings.load()
-    opened = open_source(source, spec, settings)
     reading = opened.documents({})
     rows = list(itertools.islice(reading, most))
     tally = Tally().plus(opened.tally)
@@ -71,7 +92,7 @@ def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
         else:
             lines[row.doc_id] = row.line
             documents.append(row)
-    return Looked(source, documents, problems, more, tally, settings.prices(spec.provider).prices_of(spec.model))
+    return Looked(source, documents, problems, more, tally, prices)
 
 
 def show(found: Looked, spec: JobSpec, shown: int) -> None:
@@ -105,6 +126,7 @@ def show_json(found: Looked, spec: JobSpec, shown: int) -> None:
         json.dumps({
             "requests": requests, "problems": found.problems, "rows": found.rows, "more": found.more,
             "rows_cut": found.tally.cut, "tokens_saved": saved_tokens(found.tally),
+            "response_format": list(asked_form(spec, found.documents)),
         })
     )  # fmt: skip
 
@@ -135,3 +157,5 @@ def _summary(found: Looked, spec: JobSpec) -> Iterator[str]:
         if spec.examples:
             yield f"{counted(len(spec.examples), 'example')} in each request, sha256 {digest_of(spec.examples)[:12]}"
         yield from changes(found.tally.cut, saved_tokens(found.tally))
+        yield from token_limits(spec)
+    yield from asked_form(spec, found.documents)

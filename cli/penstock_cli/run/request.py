@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock_cli import files
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.given import GivenJob
+from penstock_cli.job.given import FromJob, GivenJob
 from penstock_cli.job.options import ProviderFlags, RunFlags
 from penstock_cli.run.tables import Tables
 from penstock_cli.state import StateFolder
@@ -34,10 +34,12 @@ class RunRequest:
     concurrency: int | None
     panel: bool
     sample: int | None = None  # documents; None runs all
+    outcomes: FromJob | None = None  # of a job in the same state folder, instead of a source
 
     @property
     def source(self) -> str:
-        return self.given.source
+        """What is read, for people and for checks of places: outcomes are no file of this machine."""
+        return self.given.source if self.outcomes is None else f"job://{self.outcomes.job}"
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,11 @@ class Plan:
     progress: Progress
 
 
-def request_of(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> RunRequest:
+def request_of(
+    given: GivenJob, typed: RunFlags, provider: ProviderFlags, outcomes: FromJob | None = None
+) -> RunRequest:
     """Flags over the job spec file over defaults. Raises UsageProblem."""
-    from penstock_cli.job.jobspec import default_job_key, job_spec
+    from penstock_cli.job.jobspec import job_spec
     from penstock_producer.job.lanes import has_own_model, packs
     from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
@@ -68,8 +72,7 @@ def request_of(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> Run
     return RunRequest(
         out=out,
         state=Path(state) if state is not None else default_state(out),
-        job_key=given.key(typed.job)
-        or default_job_key(given.source if given.file is None else given.file.path, given.flags["table"]),
+        job_key=given.key(typed.job) or _default_key(given, outcomes),
         given=given,
         provider=given.provider(provider),
         workers=given.of_run("workers", typed.workers)
@@ -77,7 +80,17 @@ def request_of(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> Run
         concurrency=given.of_run("concurrency", typed.concurrency),
         panel=not given.of_run("no_progress", typed.no_progress),
         sample=given.of_run("sample", typed.sample),
+        outcomes=outcomes,
     )
+
+
+def _default_key(given: GivenJob, outcomes: FromJob | None) -> str:
+    """Of the file or table that is read, so that the same command resumes; a second pass is named after the first."""
+    from penstock_cli.job.jobspec import default_job_key
+
+    if outcomes is not None and given.file is None:
+        return f"{default_job_key(outcomes.job)}-again"
+    return default_job_key(given.source if given.file is None else given.file.path, given.flags["table"])
 
 
 def default_state(out: str) -> Path:

@@ -39,6 +39,7 @@ _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
         "messages_field",
         "examples",
         "truncate",
+        "tokenizer",
         "compress_prompt",
         "image_fields",
         "audio_fields",
@@ -82,7 +83,7 @@ def sampled(
         given=dataclasses.replace(
             request.given,
             source_or_none=str(source),
-            flags={**request.given.flags, **_SAID_BY_LINES, **_FOR_ALL},
+            flags={**request.given.flags, **_SAID_BY_LINES, **_FOR_ALL, "response_format": "none"},  # lines have theirs
         ),
     )
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.show.text import count, counted, safe
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 
+_JSON_OBJECT = b"json_object"
+
 if TYPE_CHECKING:
+    from penstock_producer.job.spec import JobSpec
+    from penstock_producer.sources import Document
     from penstock_producer.tally import Tally
 
 
@@ -26,6 +30,23 @@ def changes(rows_cut: Mapping[str, int], tokens_saved: int) -> Iterator[str]:
         yield f"cut by --truncate: {cut}"
     if tokens_saved:
         yield f"--compress-prompt saves about {count(tokens_saved)} tokens"
+
+
+def asked_form(spec: JobSpec, documents: Iterable[Document]) -> Iterator[str]:
+    """What requests say of the form of their answers; nothing where the job does not care."""
+    told = spec.asked_format
+    if spec.response_schema is None and told.format is None:
+        return
+    yield told.in_words
+    is_loose = told.format is not None and told.format["type"] == "json_object"
+    if is_loose and any(b"json" not in document.body.replace(_JSON_OBJECT, b"").lower() for document in documents):
+        yield "OpenAI refuses json_object where no message has the word JSON: say in the prompt which JSON is wanted"
+
+
+def token_limits(spec: JobSpec) -> Iterator[str]:
+    """What counts the tokens of limits in tokens; nothing where there are none."""
+    if spec.tokens_counted is not None:
+        yield f"tokens of --truncate are counted {spec.tokens_counted}"
 
 
 def digest_of(examples: Sequence[Mapping[str, Any]]) -> str:

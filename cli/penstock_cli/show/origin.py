@@ -16,9 +16,9 @@ def from_job_line(job: Job) -> str:
         return ""
     where = " and ".join(job.source["where"])
     chosen = f", where {one_line(where)}" if where else ""
-    return (
-        f"over the outcomes of job {safe(job.source['job_key'])}, up to generation {job.source['generation']}{chosen}"
-    )
+    last, skipped = job.source["generation"], job.source.get("after_generation", 0)
+    generations = f"of generation {skipped + 1} to {last}" if skipped else f"up to generation {last}"
+    return f"over the outcomes of job {safe(job.source['job_key'])}, {generations}{chosen}"
 
 
 def started_by_line(job: Job) -> str:

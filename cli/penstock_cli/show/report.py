@@ -53,6 +53,7 @@ class Report:
     made_with: list[dict[str, Any]] = field(default_factory=list)  # releases, engines, prices; a result has its model
     deduplicated: int = 0  # of the succeeded: took the answer to an equal request of this job, at no cost
     cached: int = 0  # likewise of an earlier job
+    advice: list[str] = field(default_factory=list)  # where all documents failed alike: why, and what to do
 
     @property
     def finished(self) -> int:

@@ -1,17 +1,20 @@
-"""What a closing screen says when no document succeeded and all failed in the same way: that has one cause."""
+"""What is said when no document succeeded and all failed in the same way: that has one cause, and one fix."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock_cli.show.text import argument, count, one_line
+from penstock_cli.watching.fixes import fix_of
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_cli.show.report import Report
-    from penstock_ledger.model import Job
+    from penstock_ledger.model import Counts, DeadLetter, Job
 
-SHOWN_CHARS = 300  # of the provider's words
+SHOWN_CHARS: Final = 300  # of the provider's words
+FIRST: Final = 10
+"""While a job runs: so many documents that failed alike, and none that succeeded, are no chance."""
 
 
 def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, again: str | None = None) -> list[str]:
@@ -20,21 +23,41 @@ def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, a
     A job of few documents ends before a wrong address can be distinguished from wrong documents, so its end has to say it.
     ``url`` is the provider's where it is known, ``again`` the command that works on what was replayed.
     """
+    from penstock_producer.job.spec import JobSpec
     from penstock_workers.item.failures import ASTRAY
-    from penstock_workers.item.run.runs import to_check
 
     if report.succeeded or len(report.dead_by_reason) != 1:
         return []
-    letter = next(ledger.outcomes.dead_letters(job.job_id, page=1), None)
+    letter = _one(ledger, job)
     if letter is None:
         return []
-    status = f"{letter.status_code}, " if letter.status_code is not None else ""
     documents = "the document" if report.dead == 1 else f"all {count(report.dead)} documents"
-    said = one_line(letter.last_error, SHOWN_CHARS)
-    failed = "failed alike" if report.dead > 1 else "failed"
-    alike = [f"{documents} {failed} ({status}{letter.reason}): {said}"]
+    fix = fix_of(letter, JobSpec.accepted(job.spec), url)
+    alike = [f"{documents} {_failed(report.dead, letter)}", *([] if fix is None else [fix])]
     if letter.reason not in ASTRAY:
         return alike
-    check = to_check(letter.reason, job.spec.get("provider", "default"), url)
     replay = f"when that is put right, send them again:  penstock dlq replay {argument(job.job_key)}{ledger.option()}"
-    return [*alike, check, replay, *([f"and after that, corrected:  {again}"] if again else [])]
+    return [*alike, replay, *([f"and after that, corrected:  {again}"] if again else [])]
+
+
+def so_far(ledger: Books, job: Job, counts: Counts) -> str | None:
+    """One sentence while a job runs whose first documents have all failed for one reason; None in every other case."""
+    from penstock_producer.job.spec import JobSpec
+
+    if counts.succeeded or counts.dead < FIRST or len(counts.dead_by_reason) != 1:
+        return None
+    letter = _one(ledger, job)
+    fix = None if letter is None else fix_of(letter, JobSpec.accepted(job.spec), None)
+    if letter is None or fix is None:
+        return None  # rows that were refused as they were read, for example: those are said elsewhere
+    return f"the first {count(counts.dead)} documents all {_failed(counts.dead, letter)}; {fix}"
+
+
+def _one(ledger: Books, job: Job) -> DeadLetter | None:
+    return next(ledger.outcomes.dead_letters(job.job_id, page=1), None)
+
+
+def _failed(dead: int, letter: DeadLetter) -> str:
+    status = f"{letter.status_code}, " if letter.status_code is not None else ""
+    said = one_line(letter.last_error, SHOWN_CHARS)
+    return f"{'failed alike' if dead > 1 else 'failed'} ({status}{letter.reason}): {said}"

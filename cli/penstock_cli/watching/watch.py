@@ -11,6 +11,7 @@ from penstock_cli.show.engines import engines_of
 from penstock_cli.show.figures import MICRO, Counter, JobFigures, Speed, retried_by_reason
 from penstock_cli.show.quota import QuotaSeen, lift_command, troubles
 from penstock_cli.show.reasons import bound, cause_line, in_hooks, latest_cause, unserved, unserved_model
+from penstock_cli.watching.all_alike import so_far
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import has_own_model, packs
 
@@ -20,7 +21,7 @@ STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a perso
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_ledger import WorkerSeen
-    from penstock_ledger.model import Job
+    from penstock_ledger.model import Counts, Job
 
 
 class _Reasons(TypedDict):
@@ -73,7 +74,7 @@ class Watch:
             workers=workers if workers is not None else len(seen),
             engines=engines_of(seen, str(self.job.spec["lane"])),
             batches=self._batches(),
-            **self._reasons(seen, served=workers is not None),
+            **self._reasons(seen, counts, served=workers is not None),
             seconds=self._seconds(),
             per_second=self._speed.update(time.monotonic(), succeeded + dead),
         )
@@ -83,12 +84,15 @@ class Watch:
             return None
         return batches_line(self._books.provider_batches(self.job))
 
-    def _reasons(self, seen: Sequence[WorkerSeen], *, served: bool) -> _Reasons:
+    def _reasons(self, seen: Sequence[WorkerSeen], counts: Counts, *, served: bool) -> _Reasons:
         """Why it is slow or stands still, looked up now and then. ``served``: the caller has workers of its own."""
         now = time.monotonic()
         if now >= self._next_reasons:
             self._next_reasons = now + REASONS_EVERY_S
             self._known = self._look_for_reasons(seen, served=served)
+            alike = so_far(self._books, self.job, counts) if self.job.state == "running" else None
+            if alike is not None:
+                self._known["reasons"] = (alike, *self._known["reasons"])
         return self._known
 
     def _look_for_reasons(self, seen: Sequence[WorkerSeen], *, served: bool) -> _Reasons:

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0008"  # the newest migration; revisions sort by their number
+HEAD: Final = "0009"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -293,4 +293,15 @@ batch_remainders = Table(
     Column("since", Double, nullable=False),
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="batch_remainders_pkey"),
     Index("batch_remainders_tag", "tag"),
+)
+
+# Files that notifications have named, until a job takes them: 16 bytes of a hash of the name, which may be long.
+noticed_files = Table(
+    "noticed_files",
+    metadata,
+    Column("schedule_id", Id, nullable=False),
+    Column("file", LargeBinary, nullable=False),
+    Column("name", Words, nullable=False),
+    Column("noticed_at", Double, nullable=False),
+    PrimaryKeyConstraint("schedule_id", "file", name="noticed_files_pkey"),
 )

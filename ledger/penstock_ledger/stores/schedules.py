@@ -7,22 +7,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from penstock_ledger.errors import ScheduleExists, ScheduleNotFound, TooManySchedules
 from penstock_ledger.model import JobState
-from penstock_ledger.schedule import CatchUp, Decision, Firing, FiringOutcome, NewSchedule, Schedule
+from penstock_ledger.schedule import (
+    TAKEN_MAX,
+    CatchUp,
+    Decision,
+    Firing,
+    FiringOutcome,
+    NewSchedule,
+    Schedule,
+    ScheduleState,
+)
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import firings, jobs, schedules, taken_files
+from penstock_ledger.sql.tables import firings, jobs, noticed_files, schedules, taken_files
 from penstock_ledger.stored_values import json_text
 
 SCHEDULES_MAX: Final = 1_000  # the control loop reads the due ones every few seconds, `schedule list` all of them
 FIRINGS_KEPT: Final = 100  # of one schedule, the latest: three months of nights
+FORGOTTEN_AT_ONCE: Final = 500
 _LIVE: Final = tuple(str(state) for state in JobState if not state.final)
 
 
@@ -93,7 +104,8 @@ class ScheduleStore:
         def forget(connection: Connection) -> int:
             found = connection.execute(select(schedules.c.schedule_id).where(schedules.c.name == name)).scalar()
             connection.execute(delete(firings).where(firings.c.schedule_id == found))
-            connection.execute(delete(taken_files).where(taken_files.c.schedule_id == found))
+            for files in (taken_files, noticed_files):
+                connection.execute(delete(files).where(files.c.schedule_id == found))
             return connection.execute(delete(schedules).where(schedules.c.name == name)).rowcount
 
         if self._db.write(forget) == 0:
@@ -113,6 +125,21 @@ class ScheduleStore:
             return now, [schedule_of(row) for row in connection.execute(query)]
 
         return self._db.read(look)
+
+    def states(self, late_s: float) -> Mapping[ScheduleState, int]:
+        """How many schedules there are; one whose planned time came more than ``late_s`` seconds ago is late."""
+
+        def count(connection: Connection) -> Mapping[ScheduleState, int]:
+            paused, come = schedules.c.paused, schedules.c.next_at < self._now(connection) - late_s
+            query = select(
+                func.count().label("number"), func.count().filter(paused).label("paused"),
+                func.count().filter(come, paused.is_(False)).label("late"),
+            ).select_from(schedules)  # fmt: skip
+            found = connection.execute(query).one()
+            active = found.number - found.paused - found.late
+            return {ScheduleState.ACTIVE: active, ScheduleState.LATE: found.late, ScheduleState.PAUSED: found.paused}
+
+        return self._db.read(count)
 
     def hold(self, schedule: Schedule, owner: str, ttl_s: float) -> bool:
         """Become or stay the one process that decides ``next_at``; False when another one does, or it is decided."""
@@ -149,11 +176,35 @@ class ScheduleStore:
         return self._db.write(lambda connection: self._decide(connection, schedule, decision))
 
     def taken(self, schedule: Schedule, files: Sequence[bytes]) -> set[bytes]:
-        """Those of some files of a watched folder that jobs of this schedule have. At most some hundred at a time."""
+        """Those of some files (or outcomes of other jobs) that jobs of this schedule have. At most some hundred at a time."""
         query = select(taken_files.c.file).where(
             taken_files.c.schedule_id == schedule.schedule_id, taken_files.c.file.in_(files)
         )
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
+
+    def has_taken(self, schedule_id: str) -> int:
+        """How many files jobs of this schedule have, counted up to ``TAKEN_MAX``."""
+        some = select(taken_files.c.file).where(taken_files.c.schedule_id == schedule_id).limit(TAKEN_MAX)
+        query = select(func.count()).select_from(some.subquery())
+        return self._db.read(lambda connection: int(connection.execute(query).scalar_one()))
+
+    def taken_between(self, schedule_id: str, first: bytes, before: bytes | None) -> Sequence[bytes]:
+        """The keys of taken files from ``first`` up to ``before``; a 256th of them for two bytes that follow one another."""
+        query = select(taken_files.c.file).where(taken_files.c.schedule_id == schedule_id, taken_files.c.file >= first)
+        if before is not None:
+            query = query.where(taken_files.c.file < before)
+        return self._db.read(lambda connection: connection.execute(query).scalars().all())
+
+    def forget_taken(self, schedule_id: str, files: Sequence[bytes]) -> None:
+        """Files that are there no more."""
+
+        def forget(connection: Connection) -> None:
+            of_it = taken_files.c.schedule_id == schedule_id
+            for start in range(0, len(files), FORGOTTEN_AT_ONCE):
+                some = files[start : start + FORGOTTEN_AT_ONCE]
+                connection.execute(delete(taken_files).where(of_it, taken_files.c.file.in_(some)))
+
+        self._db.write(forget)
 
     def list(self) -> list[Schedule]:
         """By name."""
@@ -177,6 +228,10 @@ class ScheduleStore:
                 started_job=decision.job_id, reason=decision.reason, noted_at=time.time(),
             )
         )  # fmt: skip
+        if decision.taken is not None:
+            dialect = sqlite if self._db.is_sqlite else postgresql
+            row = {"schedule_id": schedule.schedule_id, "file": decision.taken}
+            connection.execute(dialect.insert(taken_files).values(row).on_conflict_do_nothing())
         oldest_kept = (
             select(firings.c.planned_at)
             .where(of_it)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock_producer.accepting.hook_paths import is_allowed
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.fallback import may_name_a_provider, provider_and_model
+from penstock_producer.job.formats import Format
 from penstock_producer.job.spec import JobSpec
 
 __all__ = ["Borders", "DoorSettings"]
@@ -35,6 +36,9 @@ class DoorSettings(BaseModel):
     into: tuple[
         str, ...
     ] = ()  # databases that remote jobs may name in `into`, written alike: their rows go in with our rights
+    # Of their sources. Parquet and Arrow are read by a large native library, in control processes and workers as well, which a
+    # hostile file may be made for: the operator says whether files in `source_roots` can be trusted that far.
+    formats: tuple[Format, ...] = ("jsonl", "csv", "tsv")
     push_into: Literal["remote", "any"] = "remote"  # open jobs that documents may be pushed into: opened here, or any
     submit_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # for one task: reading and checking its source
     max_crashes: Annotated[int, Field(ge=1, le=100)] = (
@@ -77,6 +81,10 @@ class Borders:
             yield from _fallback_problems(spec.fallback or (), doors.providers)
         if spec.into is not None and spec.into not in doors.into:
             yield _problem("into", spec.into, f"the setting doors.into allows {_listed(doors.into)}")
+        if spec.tokenizer is not None:
+            yield _problem(
+                "tokenizer", spec.tokenizer, "leave it out: jobs of remote doors name no files of this machine"
+            )
         for name, path in (("preprocess", spec.preprocess), ("postprocess", spec.postprocess)):
             if path is not None and not is_allowed(path, self.hook_modules):
                 yield _problem(name, path, f"the setting hook_modules allows {_listed(self.hook_modules)}")

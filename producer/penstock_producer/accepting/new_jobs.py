@@ -48,7 +48,7 @@ class NewJobs:
             raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
         if self._borders is not None:
             self._borders.check(spec)
-        return spec
+        return spec.with_pinned_tokenizer()
 
     def _check_endpoint(self, spec: JobSpec) -> None:
         """A fallback at a provider of another kind would be sent what it does not take. Raises SpecError."""

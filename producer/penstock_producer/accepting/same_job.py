@@ -35,7 +35,7 @@ def options_of(spec: JobSpec) -> dict[str, Any]:
 
 
 def _counts(name: str, value: object) -> bool:
-    """Whether an option that came after the first release is given."""
-    if name in _BESIDE_CONTENT:
+    """Whether an option that came after the first release is given; null is said by jobs of a release without it."""
+    if name in _BESIDE_CONTENT or value is None:
         return False
     return bool(value != JobSpec.model_fields[name].get_default(call_default_factory=True))

@@ -83,8 +83,14 @@ _TABLE: Final = (
     Option(
         "truncate",
         "Cut the text of a column before it goes into the prompt, e.g. text=8000 (characters: their beginning), text=8000:tail "
-        "(their end) or text=8000:ends (both); rows that were cut are counted.",
+        "(their end), text=8000:ends (both) or text=2000t (tokens); rows that were cut are counted.",
         form=FlagForm.PAIRS,
+    ),
+    Option(
+        "tokenizer",
+        "What counts the tokens of truncate: a tokenizer.json, or the folder of a model that has one, under the same path on "
+        "every machine; left out, they are estimated from characters.",
+        metavar="FILE",
     ),
     Option(
         "compress_prompt",
@@ -172,6 +178,12 @@ _TABLE: Final = (
         "A JSON schema that the text of every answer must satisfy: a file, or a Pydantic model by its import path, "
         "package.module:Model.",
         form=FlagForm.FILE, metavar="FILE|MODULE:MODEL",
+    ),
+    Option(
+        "response_format",
+        "What each request that has no response_format of its own asks for: json_schema (the response_schema), json_object, none "
+        "(answers are checked only), or auto: the schema, where the endpoint has a field for it.",
+        "auto",
     ),
     Option(
         "schema_repairs",

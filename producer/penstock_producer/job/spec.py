@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -26,13 +26,15 @@ from penstock_producer.job.fallback import MAX_FALLBACKS, USUAL_REASONS, Fallbac
 from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
-from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems
+from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems, params_of
 from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
+from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFormat, format_asked
 from penstock_producer.job.response_schema import schema_problems
 from penstock_producer.job.sinks import sink_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
-from penstock_producer.prompts.truncate import cut_of
+from penstock_producer.prompts.tokens import in_words, pinned
+from penstock_producer.prompts.truncate import counts_tokens, cut_of
 
 __all__ = ["JobSpec", "Overflow", "Priority"]
 
@@ -42,7 +44,9 @@ Overflow = Literal["fail", "shrink", "trim"]
 OverBudget = Literal["warn", "refuse"]
 BatchFiles = Literal["keep", "delete"]
 
-ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec that a door has accepted
+# Contexts of validation: each is recognised by its identity.
+ACCEPTED: Final[dict[str, Any]] = {"a": "spec that a door has accepted"}
+ALONE: Final[dict[str, Any]] = {"a": "spec whose fields are looked at one by one"}
 
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_SCHEMA_REPAIRS = 10  # a model that is wrong so often about one document needs another prompt
@@ -51,6 +55,7 @@ MAX_FEEDERS = 64  # one Redis takes what fewer of them publish; each is a row an
 MAX_BATCH_REQUESTS = 100_000  # of one batch: no provider takes more
 MAX_BATCH_POLL_S = 3_600.0  # between two looks at a batch
 MAX_QUERY_CHARS = 100_000  # of SQL
+MAX_TOKENIZER_CHARS = 4_096  # a path, and a digest
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
@@ -58,6 +63,9 @@ HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_l
 Column = Annotated[str, Field(min_length=1, max_length=512)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
+RESPONSE_FORMATS: Final[tuple[str, ...]] = get_args(ResponseFormat)
+
+_Spec = TypeVar("_Spec", bound="JobSpec")
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
 
 
@@ -89,6 +97,7 @@ class JobSpec(BaseModel):
     truncate: dict[Column, Annotated[int, Field(strict=True)] | str] = Field(
         default_factory=dict, description=OPTIONS["truncate"].help
     )
+    tokenizer: str | None = _of("tokenizer", min_length=1, max_length=MAX_TOKENIZER_CHARS)
     compress_prompt: Annotated[bool, Field(strict=True)] = _of("compress_prompt")
     image_fields: Annotated[list[Column], Field(max_length=MAX_MEDIA_FIELDS)] = Field(
         default_factory=list, description=OPTIONS["image_fields"].help
@@ -110,6 +119,7 @@ class JobSpec(BaseModel):
     over_budget: OverBudget = _of("over_budget")
     max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = _of("max_bad_rows")
     response_schema: dict[str, Any] | None = _of("response_schema")
+    response_format: ResponseFormat | None = _of("response_format")  # None: of a release that sent none
     schema_repairs: Annotated[int, Field(strict=True, ge=0, le=MAX_SCHEMA_REPAIRS)] = _of("schema_repairs")
     fallback: list[FallbackModel] | None = _of("fallback", min_length=1, max_length=MAX_FALLBACKS)
     fallback_on: list[FallbackReason] | None = _of("fallback_on", min_length=1)
@@ -138,33 +148,44 @@ class JobSpec(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _explain(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        try:
-            spec = handler(data)
-        except ValidationError as error:
-            raise SpecError(list(_problems(error))) from None
-        problems = list(spec._without_prompt())
+        spec = _each_field_checked(data, handler)
+        if info.context is ALONE:
+            return spec
+        problems = [*spec._together_problems(), *(() if info.context is ACCEPTED else spec._new_problems())]
         if problems:
             raise SpecError(problems)
-        if spec.fallback_on and not spec.fallback:
-            raise SpecError([Problem("invalid_value", "/fallback_on", "it needs models", "name one: fallback")])
-        if spec.table is not None and spec.query is not None:
-            fix = "keep one of them; a query may name the table"
-            raise SpecError([Problem("invalid_value", "/query", "a source is read by a table or by a query", fix)])
-        if info.context is not ACCEPTED:
-            problems = [
-                *param_problems(spec.params, spec.endpoint),
-                *param_name_problems(spec.param_fields, spec.endpoint, "/param_fields"),
-                *spec._reuse_problems(),
-                *sink_problems(spec.output_format, spec.escape_formulas, spec.into, spec.into_table, spec.into_id),
-            ]
-            if problems:
-                raise SpecError(problems)
         return spec
+
+    @classmethod
+    def field_problems(cls, given: Mapping[str, Any]) -> Sequence[Problem]:
+        """What is wrong with each field by itself, where others are not known yet."""
+        try:
+            cls.model_validate(dict(given), context=ALONE)
+        except SpecError as error:
+            return error.problems
+        return ()
 
     @property
     def takes_records(self) -> bool:
         """Whether the rows of the source are plain records; they are OpenAI Batch lines otherwise."""
         return self.prompt is not None or self.messages_field is not None
+
+    def _together_problems(self) -> Iterable[Problem]:
+        yield from self._without_prompt()
+        if self.fallback_on and not self.fallback:
+            yield Problem("invalid_value", "/fallback_on", "it needs models", "name one: fallback")
+        if self.tokenizer is not None and self.tokens_counted is None:
+            fix = "give a limit in tokens, as truncate text=2000t, or leave it out"
+            yield Problem("invalid_value", "/tokenizer", "there is nothing that it would count", fix)
+        if self.table is not None and self.query is not None:
+            fix = "keep one of them; a query may name the table"
+            yield Problem("invalid_value", "/query", "a source is read by a table or by a query", fix)
+
+    def _new_problems(self) -> Iterable[Problem]:
+        """What is asked of jobs that are submitted now."""
+        yield from self._reuse_problems()
+        yield from self._format_problems()
+        yield from sink_problems(self.output_format, self.escape_formulas, self.into, self.into_table, self.into_id)
 
     def _without_prompt(self) -> Iterable[Problem]:
         """Options that say how a prompt is made, where there is none."""
@@ -217,6 +238,25 @@ class JobSpec(BaseModel):
             raise SpecError(problems)
         return truncate
 
+    @field_validator("params")
+    @classmethod
+    def _check_params(cls, params: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        endpoint = info.data.get("endpoint")  # None where that is unusable itself
+        problems = [] if info.context is ACCEPTED or endpoint is None else list(param_problems(params, endpoint))
+        if problems:
+            raise SpecError(problems)
+        return params
+
+    @field_validator("param_fields")
+    @classmethod
+    def _check_param_fields(cls, columns: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        endpoint = info.data.get("endpoint")
+        known = info.context is ACCEPTED or endpoint is None
+        problems = [] if known else list(param_name_problems(columns, str(endpoint), "/param_fields"))
+        if problems:
+            raise SpecError(problems)
+        return columns
+
     @field_validator("encoding")
     @classmethod
     def _check_encoding(cls, encoding: str | None) -> str | None:
@@ -230,12 +270,35 @@ class JobSpec(BaseModel):
             raise SpecError(problems)
         return schema
 
+    @field_validator("response_format", mode="plain", json_schema_input_type=ResponseFormat)
+    @classmethod
+    def _check_format(cls, given: Any, info: ValidationInfo) -> Any:
+        if given is None and info.context is not ACCEPTED:
+            return OPTIONS["response_format"].default
+        if given is not None and given not in RESPONSE_FORMATS:
+            raise ValueError(f"give one of {', '.join(RESPONSE_FORMATS)}")
+        return given
+
     @field_validator("max_bad_rows")
     @classmethod
     def _check_bad_rows(cls, value: int | str) -> int | str:
         if isinstance(value, str) and (_PERCENT.fullmatch(value) is None or float(value[:-1]) > 100):
             raise ValueError('write a number of rows such as 100, or a share such as "1%"')
         return value
+
+    def _format_problems(self) -> Iterable[Problem]:
+        if self.response_format not in ("json_schema", "json_object"):
+            return
+        known = params_of(self.endpoint)
+        if self.response_format == "json_schema" and self.response_schema is None:
+            message, fix = "there is no schema to ask for", "give the schema: response_schema"
+        elif known is not None and FIELD not in known:
+            message, fix = f"{self.endpoint} has no parameter {FIELD}", "leave it out"
+        elif self.asked_format.format is None:
+            message, fix = self.asked_format.why, "keep one of them"
+        else:
+            return
+        yield Problem("invalid_value", "/response_format", message, fix)
 
     def _reuse_problems(self) -> Iterable[Problem]:
         decides = self.prompt is not None and not self.param_fields  # else rows have parameters of their own
@@ -256,13 +319,48 @@ class JobSpec(BaseModel):
 
     def sent_params(self) -> dict[str, Any]:
         """What each request carries that has no value of its own there, by the names that are sent."""
+        asked = self.asked_format.format
+        form = {} if asked is None else {FIELD: asked}
         vectors = {} if self.embedding_dtype is None else {"output_dtype": self.embedding_dtype}
-        return as_sent(self.params) | vectors
+        return form | as_sent(self.params) | vectors
+
+    @property
+    def asked_format(self) -> AskedFormat:
+        """What requests without a `response_format` of their own get for one."""
+        if self.response_format is None:
+            return AskedFormat(None, "the job was accepted by a release that sent none")
+        return format_asked(
+            self.response_format,
+            self.response_schema,
+            endpoint=self.endpoint,
+            lane=self.lane,
+            params=as_sent(self.params).keys(),
+        )
+
+    @property
+    def enforced_schema(self) -> dict[str, Any] | None:
+        """What an engine in the worker keeps answers to, where the request does not say it."""
+        return None if self.response_format in ("json_object", "none") else self.response_schema
 
     @property
     def falls_back_on(self) -> Collection[str]:
         """Reasons for which a document goes to the next model of ``fallback``."""
         return self.fallback_on or USUAL_REASONS
+
+    @property
+    def tokens_counted(self) -> str | None:
+        """By what limits in tokens are counted, in words; None where there are none."""
+        return in_words(self.tokenizer) if any(map(counts_tokens, self.truncate.values())) else None
+
+    def with_pinned_tokenizer(self) -> Self:
+        """The same, with the digest of its tokenizer. Raises SpecError for a file that cannot be read here."""
+        if self.tokenizer is None:
+            return self
+        try:
+            return self.model_copy(update={"tokenizer": pinned(self.tokenizer)})
+        except ValueError as error:
+            problem = Problem("invalid_value", "/tokenizer", f"{seen(self.tokenizer)} is refused", str(error))
+            raise SpecError([problem]) from None
 
     def without_sinks(self) -> Self:
         """The same where the process that asks for it writes the results itself."""
@@ -282,7 +380,34 @@ class JobSpec(BaseModel):
     @classmethod
     def accepted(cls, stored: Mapping[str, Any]) -> Self:
         """The spec of a job in the ledger. Parameters that this release would refuse do not stop a job of an earlier one."""
-        return cls.model_validate(dict(stored), context=ACCEPTED)
+        return cls.model_validate({"response_format": None, **stored}, context=ACCEPTED)
+
+
+def _each_field_checked(data: Any, handler: Callable[[Any], _Spec]) -> _Spec:
+    """Raises SpecError with what is wrong with every field: one whose check ends the others' is left out for the next try."""
+    given = dict(data) if isinstance(data, Mapping) else data
+    first: SpecError | None = None
+    problems: list[Problem] = []
+    for _ in range(len(JobSpec.model_fields) + 1):
+        try:
+            spec = handler(given)
+        except ValidationError as error:
+            problems += _problems(error)
+            break
+        except SpecError as error:
+            first = first or error
+            problems += error.problems
+            fields = {problem.pointer.split("/")[1] for problem in error.problems if "/" in problem.pointer}
+            if not isinstance(given, dict) or not fields & given.keys():
+                break
+            given = {name: value for name, value in given.items() if name not in fields}
+        else:
+            if first is None:
+                return spec
+            break
+    if first is not None and len(first.problems) == len(problems):
+        raise first
+    raise SpecError(problems)
 
 
 def _problems(error: ValidationError) -> Iterable[Problem]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.durations import seconds_of
 from penstock_producer.job.model_schema import ModelFault, is_model_path, schema_of_model
-from penstock_producer.jobfile.names import DURATIONS, FILES, name_problems, secret_problems
+from penstock_producer.jobfile.names import DURATIONS, FILES, TOP, name_problems, secret_problems
 from penstock_producer.jobfile.parse import parse_json, parse_yaml
 from penstock_producer.jobfile.tree import MAX_VALUES, FileFault, Node
 from penstock_producer.source_names import in_folder, is_database
@@ -36,6 +36,8 @@ class JobFile:
 
     path: str
     source: str | None
+    from_job: str | None
+    where: tuple[str, ...]
     job: str | None
     options: Mapping[str, Any]
     run: RunSection
@@ -68,18 +70,11 @@ class JobFile:
 
     def _placed(self, problem: Problem) -> Problem:
         name = self._written.get(_field_of(problem))
-        if name is None:
-            return problem
-        rest = problem.pointer.partition("/")[2].partition("/")[2]
-        pointer = f"/{name}/{rest}" if rest else f"/{name}"
-        node, line = self._root.at(pointer)
-        return dataclasses.replace(
-            problem, pointer=pointer, place=f"{self.path} line {line}", fix=problem.fix + _hint(problem, node)
-        )
+        return problem if name is None else _in_file(_renamed(problem, name), self._root, self.path)
 
 
 def is_job_file(where: str) -> bool:
-    """Whether this SOURCE is a job spec file: YAML always, JSON where it is one object with a `source`.
+    """Whether this SOURCE is a job spec file: YAML always, JSON where it is one object with a `source` or a `from_job`.
 
     JSON of one object per line is a source, also where the file has a single line with the fields of a batch request.
     """
@@ -97,8 +92,10 @@ def is_job_file(where: str) -> bool:
     try:
         line = json.loads(first)
     except (ValueError, RecursionError):
-        return first.startswith("{") and '"source"' in text
-    return isinstance(line, dict) and not rest and "source" in line and "custom_id" not in line
+        return first.startswith("{") and ('"source"' in text or '"from_job"' in text)
+    return (
+        isinstance(line, dict) and not rest and bool({"source", "from_job"} & line.keys()) and "custom_id" not in line
+    )
 
 
 def read_text(path: str | Path) -> str:
@@ -148,7 +145,11 @@ class _Reader:
         self._options: dict[str, Any] = {}
         self._written: dict[str, str] = {}
 
-    def read(self) -> tuple[str | None, str | None, Mapping[str, Any], RunSection, Node, Mapping[str, str]]:
+    def read(
+        self,
+    ) -> tuple[
+        str | None, str | None, tuple[str, ...], str | None, Mapping[str, Any], RunSection, Node, Mapping[str, str]
+    ]:
         """Raises SpecError with every problem of the file."""
         if not isinstance(self._root.value, dict):
             self._add(
@@ -162,16 +163,28 @@ class _Reader:
             self._add(problem)
         if not secrets:
             self._read_options()
-        source, job = (self._text("source"), self._text("job")) if not secrets else (None, None)
-        run = None if self._problems else self._run()
+        source, from_job, job = (None if secrets else self._text(name) for name in ("source", "from_job", "job"))
+        where = () if secrets else self._where(source, from_job)
+        misnamed = any(problem.pointer.startswith("/run/") for problem in self._problems)  # its values may be secrets
+        run = None if secrets or misnamed else self._run()
         if run is None or self._problems:
-            raise SpecError(self._problems)
-        return source and self._path(source), job, self._options, run, self._root, self._written
+            raise SpecError(self._problems if secrets else self._all_problems())
+        return source and self._path(source), from_job, where, job, self._options, run, self._root, self._written
+
+    def _all_problems(self) -> list[Problem]:
+        """Also what is wrong with the values of fields that could be read: a file is corrected once. In their order there."""
+        from penstock_producer.job.spec import JobSpec
+
+        for problem in JobSpec.field_problems(self._options):
+            name = self._written.get(_field_of(problem))
+            if name is not None:
+                self._add(_renamed(problem, name))
+        return sorted(self._problems, key=lambda one: self._root.at(one.pointer)[1])
 
     def _read_options(self) -> None:
         for name, node in self._root.value.items():
             field = DURATIONS.get(name) or FILES.get(name) or name
-            if field in ("source", "job", "run", "$schema") or any(one.pointer == f"/{name}" for one in self._problems):
+            if field in TOP or any(one.pointer == f"/{name}" for one in self._problems):
                 continue
             if field in self._written:
                 fix = "keep one of them"
@@ -192,6 +205,8 @@ class _Reader:
                 return None
         if name in FILES:
             return self._content(name, value)
+        if name == "tokenizer" and isinstance(value, str):
+            return self._path(value)
         if name == "response_schema" and isinstance(value, str):
             if is_model_path(value):
                 return self._model(name, value)
@@ -240,6 +255,20 @@ class _Reader:
         self._add(Problem("invalid_type", f"/{name}", f"{seen(node.plain())} is refused", "give text"))
         return None
 
+    def _where(self, source: str | None, from_job: str | None) -> tuple[str, ...]:
+        """The conditions on outcomes, which stand beside `from_job` and not beside a source."""
+        if source is not None and from_job is not None:
+            self._add(Problem("invalid_value", "/from_job", "source is given, too", "keep one of them"))
+        node = self._root.value.get("where")
+        given = None if node is None else node.plain()
+        texts = [] if given is None else [given] if isinstance(given, str) else given
+        if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
+            self._add(Problem("invalid_type", "/where", f"{seen(given)} is refused", "give a text or a list of texts"))
+            return ()
+        if texts and from_job is None:
+            self._add(Problem("invalid_value", "/where", "there is no from_job that it is about", "add from_job: JOB"))
+        return tuple(texts)
+
     def _run(self) -> RunSection | None:
         from pydantic import ValidationError
 
@@ -268,9 +297,18 @@ class _Reader:
         return value if "://" in value else os.path.join(self._folder, os.path.expanduser(value))
 
     def _add(self, problem: Problem) -> None:
-        node, line = self._root.at(problem.pointer)
-        place = f"{self._shown} line {line}"
-        self._problems.append(dataclasses.replace(problem, place=place, fix=problem.fix + _hint(problem, node)))
+        self._problems.append(_in_file(problem, self._root, self._shown))
+
+
+def _renamed(problem: Problem, name: str) -> Problem:
+    """With the name that the field has in the file."""
+    rest = problem.pointer.partition("/")[2].partition("/")[2]
+    return dataclasses.replace(problem, pointer=f"/{name}/{rest}" if rest else f"/{name}")
+
+
+def _in_file(problem: Problem, root: Node, shown: str) -> Problem:
+    node, line = root.at(problem.pointer)
+    return dataclasses.replace(problem, place=f"{shown} line {line}", fix=problem.fix + _hint(problem, node))
 
 
 def _field_of(problem: Problem) -> str:

@@ -25,6 +25,8 @@ FILES: Final[Mapping[str, str]] = {
 """Texts that may stand in a file of their own, by the name that says so."""
 TOP: Final[Mapping[str, str]] = {
     "source": "The documents: a file or s3://bucket/key; a relative path counts from this file.",
+    "from_job": "In the place of a source: the outcomes of this job, which has ended; its id or key.",
+    "where": "Beside from_job: a condition on its outcomes, such as status=dead or score<0.5, or a list of them.",
     "job": "Names the job; the same key resumes it.",
     "run": "What only `penstock run` needs; other doors leave it alone.",
     "$schema": "For editors; not read.",

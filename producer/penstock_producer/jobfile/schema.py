@@ -22,6 +22,7 @@ def json_schema() -> dict[str, Any]:
     fields: dict[str, Any] = {
         name: {"type": "string", "description": text} for name, text in TOP.items() if name != "run"
     }
+    fields["where"] |= {"type": ["string", "array"], "items": {"type": "string"}}
     fields |= spec["properties"]
     for name, field in DURATIONS.items():
         text = f"{OPTIONS[field].help} As people write it, 90s or 1h30m, or in seconds; or {field}, in seconds."

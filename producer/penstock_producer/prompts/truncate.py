@@ -1,4 +1,4 @@
-"""How much of a column's text goes into the prompt: `8000`, `8000:head`, `8000:tail`, `8000:ends`."""
+"""How much of a column's text goes into the prompt: `8000`, `8000:head`, `8000:tail`, `8000:ends`; `2000t` counts tokens."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Cut", "NotText", "cut_of", "shortened"]
+from penstock_producer.prompts.tokens import Estimate, TokenCounter
+
+__all__ = ["Cut", "NotText", "counts_tokens", "cut_of", "shortened"]
 
 MARK: Final = " […] "  # stands where the middle was; it counts
-_POLICY: Final = re.compile(r"(?P<chars>[1-9]\d{0,8})(?::(?P<keep>head|tail|ends))?", re.ASCII)
-_TOKENS: Final = re.compile(r"\d+\s*t(okens)?(:.*)?", re.ASCII)
+MARK_TOKENS: Final = 4  # at most, with the tokenizers of today
+_POLICY: Final = re.compile(
+    r"(?P<most>[1-9]\d{0,8})(?P<unit> ?t(?:ok(?:ens?)?)?)?(?::(?P<keep>head|tail|ends))?", re.ASCII
+)
 
 
 class NotText(TypeError):
@@ -22,33 +26,51 @@ class NotText(TypeError):
 
 
 class Cut(NamedTuple):
-    chars: int
+    most: int
     keep: str  # `head`, `tail`, or `ends`
+    tokens: TokenCounter | None = None  # what counts tokens, where those are meant and not characters
 
     def of(self, text: str) -> str:
-        if len(text) <= self.chars:
+        if self.tokens is not None:
+            return self._by_tokens(text, self.tokens)
+        if len(text) <= self.most:
             return text
         if self.keep == "head":
-            return text[: self.chars]
+            return text[: self.most]
         if self.keep == "tail":
-            return text[-self.chars :]
-        mark = MARK if self.chars > 2 * len(MARK) else ""
-        kept = self.chars - len(mark)
+            return text[-self.most :]
+        mark = MARK if self.most > 2 * len(MARK) else ""
+        kept = self.most - len(mark)
         begin = (kept + 1) // 2
         return text[:begin] + mark + text[len(text) - (kept - begin) :]
 
+    def _by_tokens(self, text: str, tokens: TokenCounter) -> str:
+        if self.keep == "tail":
+            return text[tokens.tail(text, self.most) :]
+        end = tokens.head(text, self.most)
+        if self.keep == "head" or end == len(text):
+            return text[:end]
+        mark, left = (MARK, self.most - MARK_TOKENS) if self.most > 2 * MARK_TOKENS else ("", self.most)
+        begin = tokens.head(text, left - left // 2)
+        rest = tokens.tail(text, left // 2) if left // 2 else len(text)
+        return text[:begin] + mark + text[max(begin, rest) :]
 
-def cut_of(given: object) -> Cut:
-    """Raises ValueError, which says what to write."""
+
+def cut_of(given: object, tokens: TokenCounter | None = None) -> Cut:
+    """``tokens`` counts them where a limit is in tokens. Raises ValueError, which says what to write."""
     found = _POLICY.fullmatch(str(given)) if type(given) in (int, str) else None
-    if found is not None:
-        return Cut(int(found["chars"]), found["keep"] or "head")
-    if isinstance(given, str) and _TOKENS.fullmatch(given):
+    if found is None:
         raise ValueError(
-            "tokens are the model's to count, and its tokenizer is not known where prompts are rendered; give characters, "
-            "about 4 for each token of English text"
+            "write a number of characters, such as 8000, or of tokens, such as 2000t, and what is kept: 8000:head, 8000:tail or "
+            "2000t:ends"
         )
-    raise ValueError("write a number of characters, such as 8000, and what is kept: 8000:head, 8000:tail or 8000:ends")
+    return Cut(int(found["most"]), found["keep"] or "head", (tokens or Estimate()) if found["unit"] else None)
+
+
+def counts_tokens(given: object) -> bool:
+    """Whether a limit is in tokens."""
+    found = _POLICY.fullmatch(str(given))
+    return found is not None and found["unit"] is not None
 
 
 def shortened(record: Mapping[str, Any], cuts: Mapping[str, Cut]) -> tuple[Mapping[str, Any], list[str]]:
@@ -59,8 +81,9 @@ def shortened(record: Mapping[str, Any], cuts: Mapping[str, Cut]) -> tuple[Mappi
         value = _at(record, path)
         if isinstance(value, (list, tuple, Mapping)):
             raise NotText(name, value)
-        if isinstance(value, str) and len(value) > policy.chars:
-            record = _with(record, path, policy.of(value))
+        kept = policy.of(value) if isinstance(value, str) else value
+        if kept is not value and kept != value:
+            record = _with(record, path, kept)
             cut.append(name)
     return record, cut
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from penstock_ledger import CatchUp, Firing, NewSchedule, Schedule, ScheduleStore
+from penstock_ledger import CatchUp, Firing, NewSchedule, NoticedStore, Schedule, ScheduleNotFound, ScheduleStore
+from penstock_producer.bucket.event_queue import is_queue_url
 from penstock_producer.errors import ScheduleError, SourceError, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.schedules.marks import NEW_FILES, SOURCE
+from penstock_producer.schedules.events import keep
+from penstock_producer.schedules.marks import EVENTS, NEW_FILES, OUTCOMES_OF, SOURCE, WEBHOOK
+from penstock_producer.schedules.notices import NoticeOutcome, Place
+from penstock_producer.schedules.outcomes_of import OutcomesOf
 from penstock_producer.schedules.timetable import Timetable
 from penstock_producer.source_names import is_database
 from penstock_producer.sources.databases.address import whole
 from penstock_producer.sources.listings.chosen import folder_and_pattern
 from penstock_producer.sources.new_files import refuse_texts
+from penstock_producer.sources.outcomes.where import Where
 
 __all__ = ["Schedules"]
 
@@ -28,26 +34,34 @@ FIRINGS_SHOWN: Final = 5
 class Schedules:
     """``accepted`` checks a spec as a submit does."""
 
-    def __init__(self, store: ScheduleStore, accepted: Callable[[JobSpec | Mapping[str, Any]], JobSpec]) -> None:
+    def __init__(
+        self,
+        store: ScheduleStore,
+        noticed: NoticedStore,
+        accepted: Callable[[JobSpec | Mapping[str, Any]], JobSpec],
+    ) -> None:
         self._store = store
+        self._noticed = noticed
         self._accepted = accepted
 
     def add(
         self,
         name: str,
         cron: str,
-        source: str | Path,
+        source: str | Path | OutcomesOf,
         spec: JobSpec | Mapping[str, Any],
         *,
         timezone: str = "UTC",
         catch_up: CatchUp | str = CatchUp.ONCE,
         overlap: bool = False,
         new_files: bool = False,
+        events: str | None = None,
     ) -> Schedule:
         """Submit ``source`` with ``spec`` at the times of ``cron``, from now on. The source need not be there yet.
 
         With ``new_files`` it is a folder, a prefix or a pattern, and each job has those of its files that no earlier job of
-        this schedule has.
+        this schedule has; with ``events``, the URL of a queue or `webhook`, those that notifications of the bucket have named,
+        and once a day all. ``OutcomesOf`` in the place of a source names another job, or a schedule, whose outcomes are read.
         Raises ScheduleError, SpecError, ScheduleExists and TooManySchedules.
         """
         if _NAME.fullmatch(name) is None:
@@ -56,21 +70,102 @@ class Schedules:
                 "beginning with job_"
             )
         timetable = Timetable(cron, timezone)
-        accepted, whole_source = self._accepted(spec), _whole(source)
-        if new_files:
-            _check_watched(whole_source, accepted)
+        accepted = self._accepted(spec)
         new = NewSchedule(
             schedule_id=f"sched_{secrets.token_hex(_ID_BYTES)}",
             name=name,
             cron=timetable.cron,
             timezone=timezone,
             spec=accepted.to_json(),
-            source={NEW_FILES if new_files else SOURCE: whole_source},
+            source=self._source(name, source, accepted, new_files=new_files, events=events),
             catch_up=_policy(catch_up),
             overlap=overlap,
             next_at=timetable.after(self._store.now()),
         )
         return self._store.add(new)
+
+    def notify(self, name: str, body: bytes | str) -> Mapping[NoticeOutcome, int]:
+        """A notification of a bucket, as a webhook or a queue gets it: new objects are kept for the schedule's next job.
+
+        Returns how many of its records came to what. `no_room` is to be sent again later, `unreadable` never; a body that
+        comes twice changes nothing. Its caller must know who sent it. Raises ScheduleNotFound and ScheduleError.
+        """
+        schedule = self._store.get(name)
+        if EVENTS not in schedule.source:
+            raise ScheduleError(f"schedule {name} lists its files; add it with --events webhook to take notifications")
+        return keep(self._noticed, schedule, body)
+
+    def _source(
+        self, name: str, source: str | Path | OutcomesOf, spec: JobSpec, *, new_files: bool, events: str | None
+    ) -> dict[str, Any]:
+        """As the schedule keeps it. Raises ScheduleError and SpecError for what no job could be made of."""
+        if events is not None and not new_files:
+            raise ScheduleError("events name new files; give new_files (--new-files) and a prefix of a bucket")
+        if isinstance(source, OutcomesOf):
+            if new_files:
+                raise ScheduleError("new files come to a folder or prefix; leave new_files out where outcomes are read")
+            self._check_outcomes(name, source)
+            return {OUTCOMES_OF: source.to_json()}
+        whole_source = _whole(source)
+        if new_files:
+            _check_watched(whole_source, spec)
+        if events is not None:
+            self._check_events(whole_source, events)
+            return {NEW_FILES: whole_source, EVENTS: events}
+        return {NEW_FILES if new_files else SOURCE: whole_source}
+
+    def _check_events(self, source: str, events: str) -> None:
+        if Place.of(source) is None:
+            raise ScheduleError(
+                f"{seen(source)}: notifications are understood for s3:// only; leave events out to list it"
+            )
+        if events == WEBHOOK:
+            return
+        if not is_queue_url(events):
+            raise ScheduleError(
+                f"{seen(events)} is not where notifications come from; write webhook, or the URL of a queue without a "
+                "password: https://sqs.eu-central-1.amazonaws.com/123456789012/incoming"
+            )
+        other = next((one.name for one in self._store.list() if one.source.get(EVENTS) == events), None)
+        if other is not None:
+            raise ScheduleError(
+                f"schedule {other} empties the queue {seen(events)}; give each schedule a queue of its own"
+            )
+
+    def _check_outcomes(self, name: str, over: OutcomesOf) -> None:
+        """A named job need not be there yet. A schedule must, so that a circle of them is noticed when it is closed."""
+        Where(over.where)
+        if over.job is not None:
+            if self._has(over.job):
+                raise ScheduleError(
+                    f"{seen(over.job)} is the name of a schedule: name it as one (--from-schedule {over.job}) to read its newest "
+                    "job each time, or give the id of the job that you mean"
+                )
+            return
+        behind, passed = over.schedule, set[str]()
+        while behind is not None and behind not in passed:
+            if behind == name:
+                raise ScheduleError(
+                    f"schedule {seen(name)} would read what comes of its own outcomes; name another schedule"
+                )
+            if not passed:
+                self._store.get(behind)
+            passed.add(behind)
+            behind = self._read_by(behind)
+
+    def _read_by(self, name: str) -> str | None:
+        """The schedule whose outcomes a schedule reads; None for one with a source, and for one that is gone."""
+        if not self._has(name):
+            return None
+        kept = self._store.get(name).source.get(OUTCOMES_OF)
+        return None if kept is None else OutcomesOf.of(kept).schedule
+
+    def _has(self, name: str) -> bool:
+        try:
+            self._store.get(name)
+        except ScheduleNotFound:
+            return False
+        return True
 
     def get(self, name: str) -> Schedule:
         """Raises ScheduleNotFound."""
@@ -109,6 +204,9 @@ def _whole(source: str | Path) -> str:
     if "://" in text:
         return text
     path = str(Path(text).absolute())
+    plain = os.path.normpath(path)
+    if os.path.realpath(plain) == os.path.realpath(path):  # else a `..` comes after a link, which leads elsewhere
+        path = plain
     return f"{path}/" if text.endswith("/") and path != "/" else path  # the slash says that it is a folder
 
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import orjson
+
 from penstock_ledger import Job, Schedule
 from penstock_producer.pins import STARTED_BY
+from penstock_producer.schedules.outcomes_of import OutcomesOf
 
-__all__ = ["NEW_FILES", "SOURCE", "is_of", "job_key", "mark", "shown_source", "started_by"]
+__all__ = [
+    "EVENTS", "NEW_FILES", "OUTCOMES_OF", "SOURCE", "WEBHOOK", "is_of", "job_key", "mark", "shown_source", "started_by",
+    "taken_key",
+]  # fmt: skip
 
 SOURCE: Final = "source"  # of what a schedule submits: a path or URI that is read whole each time
 NEW_FILES: Final = "new_files"  # one of which each job has the files that no earlier one has
+EVENTS: Final = "events"  # beside NEW_FILES: where notifications of new files come from, a queue's URL or
+WEBHOOK: Final = "webhook"  # bodies that are given to `Schedules.notify`
+OUTCOMES_OF: Final = "outcomes_of"  # what other jobs ended with; see OutcomesOf
+
+_KEY_BYTES: Final = 16
 
 
 def job_key(schedule: Schedule) -> str:
@@ -31,14 +43,24 @@ def is_of(job: Job, schedule: Schedule) -> bool:
 
 def shown_source(schedule: Schedule) -> str:
     """What is submitted, for people to read."""
+    if OUTCOMES_OF in schedule.source:
+        return str(OutcomesOf.of(schedule.source[OUTCOMES_OF]))
     watched = schedule.source.get(NEW_FILES)
-    return str(schedule.source[SOURCE]) if watched is None else f"new files of {watched}"
+    if watched is None:
+        return str(schedule.source[SOURCE])
+    events = schedule.source.get(EVENTS)
+    return f"new files of {watched}" + ("" if events is None else f", by notifications from {events}")
 
 
 def started_by(job: Job) -> tuple[str, str] | None:
     """The schedule's name and the planned time (in UTC) of a job that started itself."""
     found = job.source.get(STARTED_BY)
     return None if found is None else (str(found["schedule"]), _utc(float(found["planned_at"])))
+
+
+def taken_key(job_id: str, generation: int) -> bytes:
+    """What a schedule remembers of the outcomes of a job that its own jobs have; no file has the same."""
+    return hashlib.sha256(orjson.dumps(["job", job_id, generation])).digest()[:_KEY_BYTES]
 
 
 def _utc(at: float) -> str:

@@ -1,7 +1,7 @@
 """Where documents come from."""
 
-from penstock_producer.rows import BadRow, Document, Source
+from penstock_producer.rows import BadRow, Document, FileSource, Source
 from penstock_producer.sources.expand import refuse_unreadable
 from penstock_producer.sources.open import open_source
 
-__all__ = ["BadRow", "Document", "Source", "open_source", "refuse_unreadable"]
+__all__ = ["BadRow", "Document", "FileSource", "Source", "open_source", "refuse_unreadable"]

@@ -19,16 +19,17 @@ from penstock_producer.job.formats import TEXT
 from penstock_producer.pins import FILES
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.expand import MAX_FILES, check
+from penstock_producer.sources.listings.bucket import BucketListing
 from penstock_producer.sources.listings.chosen import Chosen
 from penstock_producer.sources.listings.folder import LocalFolder
-from penstock_producer.sources.listings.listing import Entry
+from penstock_producer.sources.listings.listing import Entry, order
 
-__all__ = ["SETTLED_S", "FoundFiles", "Taken", "new_files", "refuse_texts", "taken_by"]
+__all__ = ["KEY_BYTES", "SETTLED_S", "FoundFiles", "Taken", "listed_keys", "new_files", "refuse_texts", "taken_by"]
 
 SETTLED_S: Final = 10.0  # a local file that was changed later than this ago may still be written
 LISTED_MAX: Final = 1_000_000  # files that are looked at for one job
 _ASKED_AT_ONCE: Final = 500
-_KEY_BYTES: Final = 16
+KEY_BYTES: Final = 16
 
 Taken = Callable[[Sequence[bytes]], set[bytes]]
 """Those of some files that jobs have, each by its key."""
@@ -41,13 +42,18 @@ class FoundFiles(NamedTuple):
     unsettled: int
 
 
-def new_files(chosen: Chosen, taken: Taken, clock: Callable[[], float] = time.time) -> FoundFiles:
-    """In the order of their names. Raises SourceError for a file that is no file of rows, and SourceUnavailable."""
+def new_files(
+    chosen: Chosen, taken: Taken, clock: Callable[[], float] = time.time, *, among: Sequence[str] | None = None
+) -> FoundFiles:
+    """In the order of their names; with ``among`` only those that are named there, and nothing is listed.
+
+    Raises SourceError for a file that is no file of rows, and SourceUnavailable.
+    """
     blobs: list[Blob] = []
     unsettled = 0
     is_local = isinstance(chosen.listing, LocalFolder)  # objects of a store appear whole
     now = clock()
-    listed = _listed(chosen)
+    listed = _listed(chosen) if among is None else _looked_up(chosen, among)
     while some := list(islice(listed, _ASKED_AT_ONCE)):
         keyed = [(_key(blob.uri, entry.size, entry.tag), entry, blob) for entry, blob in some]
         known = taken([key for key, _, _ in keyed])
@@ -69,6 +75,11 @@ def taken_by(pin: Mapping[str, Any]) -> list[bytes]:
     return [_key(one["uri"], one["size"], one.get("etag") or str(one["mtime_ns"])) for one in pin[FILES]]
 
 
+def listed_keys(chosen: Chosen) -> Iterator[bytes]:
+    """Those of all files that are there. Raises SourceError and SourceUnavailable."""
+    return (_key(blob.uri, entry.size, entry.tag) for entry, blob in _listed(chosen))
+
+
 def refuse_texts(uri: str, given: str | None) -> None:
     if given == TEXT:
         raise SourceError(
@@ -86,10 +97,21 @@ def _listed(chosen: Chosen) -> Iterator[tuple[Entry, Blob]]:
         yield entry, chosen.listing.fresh(entry)
 
 
+def _looked_up(chosen: Chosen, names: Sequence[str]) -> Iterator[tuple[Entry, Blob]]:
+    """Those that are there."""
+    listing = chosen.listing
+    if not isinstance(listing, BucketListing):
+        raise SourceError("unsupported_source", f"{chosen.uri}: single objects are looked up in s3:// only")
+    for name in sorted(names, key=order):
+        entry = listing.look(name)
+        if entry is not None:
+            yield entry, listing.fresh(entry)
+
+
 def _may_be_written(entry: Entry, now: float) -> bool:
     """Changed within ``SETTLED_S``. A time up to half a minute ahead is that of a clock that runs fast, and counts as now."""
     return -3 * SETTLED_S < now - entry.changed_ns / 1e9 < SETTLED_S
 
 
 def _key(uri: str, size: int, version: str) -> bytes:
-    return hashlib.sha256(orjson.dumps([uri, int(size), version])).digest()[:_KEY_BYTES]
+    return hashlib.sha256(orjson.dumps([uri, int(size), version])).digest()[:KEY_BYTES]

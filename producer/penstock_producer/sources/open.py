@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -43,6 +43,7 @@ def open_source(
     settings: ProducerSettings | None = None,
     *,
     remote: bool = False,
+    formats: Collection[str] | None = None,
     timeout_s: float | None = None,
 ) -> FileSource:
     """The source at a path, an `s3://` URI, a folder or prefix ending in `/`, a pattern, or the pin that the ledger stored.
@@ -50,8 +51,8 @@ def open_source(
 
     Of its content at most the first bytes are read, where its name does not say what it is. With ``timeout_s`` reading it
     raises SourceError once that many seconds are over. ``remote`` confines a path or URI to the setting `source_roots`; a
-    pin says by itself whether it is confined. Raises SourceError for what cannot be a source, and SpecError when the spec
-    cannot make requests of its rows.
+    pin says by itself whether it is confined. ``formats`` are those that a remote door reads; None: all. Raises SourceError
+    for what cannot be a source, and SpecError when the spec cannot make requests of its rows.
     """
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):
@@ -73,16 +74,23 @@ def open_source(
                 "with a / at its end, or a pattern. Remote doors take single files only",
             )
         blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
-        return _of_blob(blob, spec, chosen, timeout_s, remote=remote)
+        return _of_blob(blob, spec, chosen, timeout_s, remote=remote, formats=formats)
     if files.are_texts(spec.format):
         return text_files.TextFiles(files, spec, chosen.max_line_bytes, chosen.max_body_bytes, timeout_s=timeout_s)
     return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)])
 
 
 def open_new_files(
-    where: str, spec: JobSpec, settings: ProducerSettings, taken: Taken, *, timeout_s: float | None = None
+    where: str,
+    spec: JobSpec,
+    settings: ProducerSettings,
+    taken: Taken,
+    *,
+    among: Sequence[str] | None = None,
+    timeout_s: float | None = None,
 ) -> tuple[FileSource | None, int]:
-    """What no earlier job has of a folder, a prefix or a pattern, and how many files may still be written.
+    """What no earlier job has of a folder, a prefix or a pattern, or ``among`` some of their files; and how many may still be
+    written.
 
     The source is None where nothing is new. Raises SourceError and SpecError as ``open_source``.
     """
@@ -90,7 +98,7 @@ def open_new_files(
     if chosen is None:
         raise SourceError("unsupported_source", f"{seen(where)} is no folder; end it with a / or write a pattern")
     refuse_texts(where, spec.format)
-    found = new_files(chosen, taken)
+    found = new_files(chosen, taken, among=among)
     if not found.blobs:
         return None, found.unsettled
     files = [_of_blob(blob, spec, settings, timeout_s) for blob in found.blobs]
@@ -134,10 +142,22 @@ def _of_database(
 
 
 def _of_blob(
-    blob: Blob, spec: JobSpec, settings: ProducerSettings, timeout_s: float | None, *, remote: bool = False
+    blob: Blob,
+    spec: JobSpec,
+    settings: ProducerSettings,
+    timeout_s: float | None,
+    *,
+    remote: bool = False,
+    formats: Collection[str] | None = None,
 ) -> FileSource:
     """What is submitted now."""
     found = format_of(blob, spec.format)
+    if formats is not None and found.rows not in formats:
+        raise SourceError(
+            "format_not_allowed",
+            f"{blob.uri} is {found.rows}, and the setting doors.formats allows {', '.join(formats) or 'none'} here; write it "
+            f"as JSON Lines or CSV, or have the operator add {found.rows}",
+        )
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed)
     timed: Blob = plain if timeout_s is None else TimedBlob(plain, timeout_s)
     places = MediaPlaces() if remote else places_of(blob.uri, settings, None)

@@ -28,6 +28,7 @@ FIELDS_MAX: Final = 500  # columns of a schema; further fields stay in `text`
 _INT64: Final = 2**63
 _REFERENCES_FOLLOWED: Final = 8  # from one part of a schema to the next
 _KINDS: Final[dict[str, Kind]] = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean"}
+_JSON_TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 _MICRO: Final = 1_000_000
 
 
@@ -168,20 +169,25 @@ def _kind(part: Any, schema: Any) -> Kind:
     if not isinstance(part, dict):
         return "text"
     stated = part.get("type")
-    if stated is None and isinstance(part.get("anyOf"), list):
-        kinds = {_named(_resolved(one, schema)) for one in part["anyOf"]}
-    elif stated is None and isinstance(part.get("enum"), list):
-        kinds = {"string"} if all(isinstance(one, str) for one in part["enum"]) else set()
+    alternatives = [part[name] for name in ("anyOf", "oneOf", "allOf") if isinstance(part.get(name), list)]
+    if stated is None and len(alternatives) == 1:
+        kinds = set().union(*(_stated(_resolved(one, schema)) for one in alternatives[0]))
     else:
-        kinds = {str(one) for one in (stated if isinstance(stated, list) else [stated])}
+        kinds = _stated(part)
     kinds.discard("null")
     if kinds == {"integer", "number"}:
         return "number"
     return _KINDS.get(kinds.pop(), "text") if len(kinds) == 1 else "text"
 
 
-def _named(part: Any) -> str:
-    return str(part.get("type")) if isinstance(part, dict) else ""
+def _stated(part: Any) -> set[str]:
+    """The types that a part names, or those of the values that it allows."""
+    if not isinstance(part, dict):
+        return {""}
+    stated = part.get("type")
+    if stated is None and ("const" in part or isinstance(part.get("enum"), list)):
+        return {_JSON_TYPES.get(type(one), "") for one in ([part["const"]] if "const" in part else part["enum"])}
+    return {str(one) for one in (stated if isinstance(stated, list) else [stated])}
 
 
 def _resolved(part: Any, schema: Any) -> Any:

@@ -6,14 +6,14 @@ nothing and leaves nothing out, and of two that write the same job into the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock_producer.errors import SinkError, SinkTaken, SinkUnfit
-from penstock_producer.tables import pgvector
+from penstock_producer.tables import copying, pgvector
 from penstock_producer.tables.answers import FLOAT32_BYTES
 from penstock_producer.tables.columns import Row, Table
 from penstock_producer.tables.fitting import Fit, fit_of
@@ -47,6 +47,7 @@ class TableSink:
         self._sqlite = self._engine.dialect.name == "sqlite"
         self._statements = Statements(named, id_column, is_sqlite=self._sqlite)
         self._fit = Fit((), False, None)
+        self._copies = False
 
     def close(self) -> None:
         """End the connections; the next call opens one anew."""
@@ -69,9 +70,7 @@ class TableSink:
                     f"CREATE TABLE IF NOT EXISTS {PROGRESS} (job_id VARCHAR(64) NOT NULL, target VARCHAR(300) NOT NULL,"
                     " place TEXT NOT NULL, PRIMARY KEY (job_id, target))"
                 )
-                nothing = (None,) * len(self._fit.targets)
-                trial = self._statements.update if self._fit.updates_only else self._statements.trial_upsert
-                connection.exec_driver_sql(trial(self._fit.targets), nothing)
+                self._try(connection)
         except SQLAlchemyError as error:
             raise self._refused("cannot be used for results", error) from error
         return [target.name for target in self._fit.targets]
@@ -127,9 +126,21 @@ class TableSink:
             self._fit = self._fit._replace(unsized=None)
         values = [self._values(row) for row in rows]
         if not self._fit.updates_only:
-            connection.exec_driver_sql(self._statements.upsert(self._fit.targets), values)
+            self._upsert(connection, values)
             return len(rows)
         return connection.exec_driver_sql(self._statements.update(self._fit.targets), values).rowcount
+
+    def _try(self, connection: Connection) -> None:
+        targets = self._fit.targets
+        trial = self._statements.update if self._fit.updates_only else self._statements.trial_upsert
+        connection.exec_driver_sql(trial(targets), (None,) * len(targets))
+        self._copies = not self._sqlite and not self._fit.updates_only and copying.is_allowed(connection)
+
+    def _upsert(self, connection: Connection, values: Sequence[tuple[Any, ...]]) -> None:
+        if self._copies:
+            copying.upsert(connection, self._statements, self._fit.targets, values)
+        else:
+            connection.exec_driver_sql(self._statements.upsert(self._fit.targets), list(values))
 
     def _place(self, connection: Connection, job_id: str) -> str | None:
         query = text(f"SELECT place FROM {PROGRESS} WHERE job_id = :job AND target = :target")  # noqa: S608  # a constant

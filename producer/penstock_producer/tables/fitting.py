@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Inspector, text
@@ -17,6 +18,7 @@ from penstock_producer.tables.statements import ID, Statements, Target
 
 __all__ = ["Fit", "fit_of"]
 
+NAMES_SHOWN: Final = 12  # columns in an error
 _PGVECTOR: Final = ("vector", "halfvec")
 _NEVER_NULL: Final = {ID, "status", "cost_usd", "latency_ms", "attempts", "generation"}
 _TIMES: Final = (Date, DateTime, Time, Interval)
@@ -87,13 +89,20 @@ def _names(existing: _Table, table: Table) -> dict[int, str]:
         for at, column in enumerate(table.columns)
         if at != at_id and column.name in existing.columns and column.name != existing.id_column
     }
-    if existing.id_column not in existing.columns or not names:
-        others = ", ".join(sorted(column.name for column in table.columns if column.name != ID))
+    if existing.id_column not in existing.columns:
         raise existing.unfit(
-            f"has no column {existing.id_column!r} and one of {others}: add them, name another table, or say with --into-id "
-            "which column names the document"
+            f"has no column {existing.id_column!r} for the document's id (its columns: {_listed(existing.columns)}): name the "
+            "one that has it by --into-id, add it as primary key, or name another table"
         )
+    if not names:
+        others = _listed(column.name for column in table.columns if column.name != ID)
+        raise existing.unfit(f"has no column for what results have: add one of {others}, or name another table")
     return {at_id: existing.id_column} | names
+
+
+def _listed(names: Iterable[str]) -> str:
+    first = list(itertools.islice(names, NAMES_SHOWN + 1))
+    return ", ".join(first[:NAMES_SHOWN]) + (", …" if len(first) > NAMES_SHOWN else "")
 
 
 def _has_own_values(existing: _Table, names: Mapping[int, str]) -> bool:

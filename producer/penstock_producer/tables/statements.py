@@ -11,6 +11,7 @@ from penstock_producer.tables.sql import quoted
 __all__ = ["ID", "Statements", "Target"]
 
 ID: Final = "id"  # of results; the table's column may have another name
+GIVEN: Final = "pg_temp.penstock_given"
 _MARK: Final = "\0"  # of a value, until the names are in the statement: no name has it
 _SQLITE_TYPES: Final[Mapping[Kind, str]] = {
     "text": "TEXT", "integer": "INTEGER", "number": "REAL", "boolean": "BOOLEAN", "vector": "TEXT", "vectors": "TEXT",
@@ -54,6 +55,20 @@ class Statements:
     def trial_upsert(self, targets: Sequence[Target]) -> str:
         """No row, but the database looks at the rights, the types and the key as for any."""
         return self._for_driver(self._upsert(targets, f"SELECT {', '.join(map(self._value, targets))} WHERE 1 = 0"))
+
+    def given(self, targets: Sequence[Target]) -> str:
+        """A table of texts for the rows of one transaction, in PostgreSQL. It goes with the transaction, as a pooler wants it."""
+        columns = ", ".join(f"c{at} text" for at in range(len(targets)))
+        return f"CREATE TEMPORARY TABLE {GIVEN} ({columns}, line integer) ON COMMIT DROP"
+
+    def copy(self, targets: Sequence[Target]) -> str:
+        return f"COPY {GIVEN} ({', '.join(f'c{at}' for at in range(len(targets)))}, line) FROM STDIN"
+
+    def upsert_given(self, targets: Sequence[Target]) -> str:
+        """Of rows with one id the last counts."""
+        values = [f"CAST(c{at} AS {target.type})" for at, target in enumerate(targets)]
+        found = f"SELECT DISTINCT ON ({values[-1]}) {', '.join(values)} FROM {GIVEN} ORDER BY {values[-1]}, line DESC"  # noqa: S608  # types of the database's own
+        return self._for_driver(self._upsert(targets, found))
 
     def update(self, targets: Sequence[Target]) -> str:
         *others, named = targets

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from penstock_simulate.answers.instances import instance
 from penstock_simulate.reply import Usage
 
 CHARS_PER_TOKEN = 4
@@ -22,7 +23,6 @@ SUMMARY_CHARS = 96  # with the category that is 127 at most: max_tokens=32 never
 INSTRUCTION_CHARS = 160  # a colon or blank line within these ends the instruction, and the document follows
 EMBEDDING_DIMENSIONS = 256
 MAX_EMBEDDING_DIMENSIONS = 4096
-SCHEMA_DEPTH = 8  # nested objects and arrays of a JSON schema that are filled; deeper ones are null
 CREATED_AT = 1_767_225_600  # 2026-01-01: a fixed time keeps the answer to a request the same byte for byte
 
 _CATEGORIES: Mapping[str, Sequence[str]] = {
@@ -69,7 +69,7 @@ def write_answer(body: Mapping[str, Any], question: str) -> str:
     if kind == "json_schema" and isinstance(wanted, dict):
         given = wanted.get("json_schema")
         schema = given.get("schema") if isinstance(given, dict) else None
-        return orjson.dumps(_instance(schema, subject, SCHEMA_DEPTH)).decode()
+        return orjson.dumps(instance(schema, _summary(subject))).decode()
     if kind == "json_object":
         return orjson.dumps({"category": _category(subject), "summary": _summary(subject)}).decode()
     return f"Category: {_category(subject)}\nSummary: {_summary(subject)}"
@@ -162,34 +162,3 @@ def _summary(subject: str) -> str:
 
 def _encoded(vector: list[float], encoding: str) -> list[float] | str:
     return base64.b64encode(array("f", vector).tobytes()).decode() if encoding == "base64" else vector
-
-
-def _instance(schema: Any, subject: str, depth: int) -> Any:
-    """The smallest value of a JSON schema's shape: enough for typical answer schemas, not a general generator."""
-    if not isinstance(schema, dict) or depth == 0:
-        return None
-    if "const" in schema:
-        return schema["const"]
-    if schema.get("enum"):
-        return schema["enum"][len(subject) % len(schema["enum"])]
-    for union in ("anyOf", "oneOf"):
-        if schema.get(union):
-            return _instance(schema[union][0], subject, depth)
-    kind = schema.get("type")
-    return _value(kind[0] if isinstance(kind, list) and kind else kind, schema, subject, depth)
-
-
-def _value(kind: Any, schema: dict[str, Any], subject: str, depth: int) -> Any:
-    match kind:
-        case "string":
-            return _summary(subject)[: schema.get("maxLength", SUMMARY_CHARS)]
-        case "integer" | "number":
-            return schema.get("minimum", schema.get("maximum", 1))
-        case "boolean":
-            return True
-        case "array":
-            return [_instance(schema.get("items"), subject, depth - 1)] * max(1, schema.get("minItems", 1))
-        case "object" | None if kind or "properties" in schema:
-            return {name: _instance(part, subject, depth - 1) for name, part in schema.get("properties", {}).items()}
-        case _:
-            return None

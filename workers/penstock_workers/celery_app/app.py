@@ -23,6 +23,7 @@ from penstock_workers.broker.amqp import connect as amqp
 from penstock_workers.broker.amqp.publisher import QUORUM
 from penstock_workers.broker.lease_scripts import Keys
 from penstock_workers.broker.leases import Leases
+from penstock_workers.decided_times import DecidedTimes, decided_times
 from penstock_workers.doors.tasks import door_tasks
 from penstock_workers.item.deliveries import ItemEngine
 from penstock_workers.lanes.registry import home_queue, served_by
@@ -47,6 +48,7 @@ class Parts:
     settings: WorkerSettings
     build_engine: EngineFactory
     leases: Leases = field(default_factory=Leases)
+    decided: DecidedTimes = field(default_factory=decided_times)  # of schedules, until events tell of them
     consumer: Any = None  # Celery's, once it runs
 
 
@@ -266,4 +268,4 @@ def _make_log_safe(logger: logging.Logger, **_: Any) -> None:
 def _build_engine(app: PenstockApp, settings: WorkerSettings) -> ItemEngine:
     from penstock_workers.build import build_engine
 
-    return build_engine(settings, consume=partial(consume, app, settings))
+    return build_engine(settings, consume=partial(consume, app, settings), decided=app.parts.decided)

@@ -60,7 +60,7 @@ def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
     if not isinstance(pool, ItemPool):
         raise ImproperlyConfigured(f"{task.name} runs in the pool that penstock configures: leave out -P/--pool")
     pool.connected(consumer)
-    gather_events(consumer, pool.sample)
+    gather_events(consumer, pool.sample, app.parts.decided)
     handle = celery_strategy.default(task, app, consumer, **options)
     short = ShortRequest.of_consumer(task, app, consumer)
 

@@ -1,7 +1,7 @@
 """The figures of the whole fleet, read every few seconds, so that they are ready when Prometheus asks.
 
-Reading them costs Redis some dozens of small commands. They are shown for half a minute: after an outage older ones would
-look current.
+Reading them costs Redis some dozens of small commands, and SQL one. They are shown for half a minute: after an outage older
+ones would look current.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import redis
 
-from penstock_ledger import Depth, RedisLedger, WorkerSeen
+from penstock_ledger import Depth, RedisLedger, ScheduleStore, WorkerSeen
 from penstock_ledger.model import Job
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import serving_of, unserved_queues
 from penstock_producer.feed.wire import FED_HEADER
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model
+from penstock_producer.schedules.due import ON_TIME_S
 from penstock_ratelimit.for_penstock import Breaker, QuotaView, read_quotas
 from penstock_workers.heartbeat import ALIVE_S
 from penstock_workers.metrics import catalogue
@@ -37,8 +38,11 @@ _FED = re.compile(rb'"%b":\s*(\d+)' % re.escape(FED_HEADER.encode()))
 class FleetFigures:
     """``refresh`` belongs to the control thread; ``figures`` may be called by any."""
 
-    def __init__(self, hot: RedisLedger, quotas: redis.Redis, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, hot: RedisLedger, quotas: redis.Redis, schedules: ScheduleStore, clock: Callable[[], float] = time.time
+    ) -> None:
         self._hot = hot
+        self._schedules = schedules
         self._quotas = quotas
         self._clock = clock
         self._read: Sequence[Sample] = ()
@@ -46,7 +50,7 @@ class FleetFigures:
         self._views: dict[str, QuotaView] = {}
 
     def refresh(self, live: Collection[Job]) -> None:
-        """Does nothing when the figures are recent. Raises Redis's errors."""
+        """Does nothing when the figures are recent. Raises Redis's and the database's errors."""
         now = self._clock()
         if now < self._next_at:
             return
@@ -96,6 +100,8 @@ class FleetFigures:
         states = Counter(str(job.state) for job in live)
         for state in STATES:
             yield catalogue.JOBS(states[state], state)
+        for of_schedules, number in self._schedules.states(ON_TIME_S).items():
+            yield catalogue.SCHEDULES(number, str(of_schedules))
         memory = self._hot.memory()
         yield catalogue.REDIS_USED(memory.used)
         yield catalogue.REDIS_LIMIT(memory.maxmemory)

@@ -16,6 +16,7 @@ from penstock_ledger import (
     JobStore,
     LiveJob,
     LiveJobs,
+    NoticedStore,
     OutcomeStore,
     RedisAddress,
     RedisLedger,
@@ -35,6 +36,7 @@ from penstock_workers.control.job.recover import Recovery
 from penstock_workers.control.job_steps import JobSteps
 from penstock_workers.control.schedules.schedule_steps import ScheduleSteps
 from penstock_workers.control.schedules.start_job import start_job
+from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
@@ -61,7 +63,9 @@ class Control:
         *,
         owner: str,
         tracing: Tracing | None = None,
+        decided: DecidedTimes | None = None,
     ) -> None:
+        """``decided`` gets what came of the times of schedules, for those who show it."""
         self._settings = settings
         self._tracing = tracing
         self._turned_at = time.monotonic()
@@ -77,13 +81,16 @@ class Control:
         schedules = ScheduleStore(database)
         self._schedules = ScheduleSteps(
             schedules,
-            partial(start_job, Producer(settings, database=database), JobStore(database), schedules),
+            partial(
+                start_job, Producer(settings, database=database), JobStore(database), schedules, NoticedStore(database)
+            ),
             owner=owner,
             on_ended=self._wake.set,
             firings=self._counters.firings,
+            decided=decided,
         )
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
-        self._fleet_figures = FleetFigures(hot, client)
+        self._fleet_figures = FleetFigures(hot, client, schedules)
         self._dead_homes = DeadHomes(hot, client, settings.visibility_timeout_s)
         self._found_adapters = FoundAdapters(hot)
         self._switch_back = SwitchBack(client, settings) if settings.broker_url is None else None
@@ -211,7 +218,7 @@ def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManage
 
 
 @contextlib.contextmanager
-def start_control(settings: WorkerSettings) -> Iterator[Control]:
+def start_control(settings: WorkerSettings, decided: DecidedTimes | None = None) -> Iterator[Control]:
     """Run a control loop in a thread of its own, with connections of its own, until the block ends; and a shovel beside it."""
     stop = threading.Event()
     with (
@@ -219,7 +226,7 @@ def start_control(settings: WorkerSettings) -> Iterator[Control]:
         open_tracing(settings, CONTROL_LANE) as tracing,
         _shovel_beside(settings),
     ):
-        control = Control(settings, stores.database, stores.hot, owner=process_name(), tracing=tracing)
+        control = Control(settings, stores.database, stores.hot, owner=process_name(), tracing=tracing, decided=decided)
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
         thread.start()
         try:

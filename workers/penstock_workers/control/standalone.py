@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
 from penstock_workers.control.loop import Control, start_control
+from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.item.deliveries import Bridge, Delivery
 from penstock_workers.item.outcome import Unreadable
 from penstock_workers.metrics import catalogue
@@ -26,15 +27,16 @@ log = logging.getLogger(__name__)
 class ControlEngine:
     """Implements ``deliveries.ItemEngine``."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, decided: DecidedTimes | None = None) -> None:
         self._settings = settings
+        self._decided = decided
         self._loop_runs = contextlib.ExitStack()
         self._bridge: Bridge | None = None
         self._control: Control | None = None
 
     async def start(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._control = self._loop_runs.enter_context(start_control(self._settings))
+        self._control = self._loop_runs.enter_context(start_control(self._settings, self._decided))
 
     def accept(self, delivery: Delivery) -> None:
         """Set aside an item that was sent to this queue by mistake."""

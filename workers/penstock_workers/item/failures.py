@@ -6,6 +6,7 @@ codes: ``penstock_ratelimit.refusals``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from penstock_ratelimit.for_penstock import DETAIL_CHARS, is_page
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.answer_forms import counted, model_of, read_form, usage_of
 
-__all__ = ["ASTRAY"]
+__all__ = ["ASTRAY", "refuses_format"]
 
 
 class RefusedAnswer(NamedTuple):
@@ -57,6 +58,14 @@ class Failure:
             return True
         return self.page and self.signal is not Signal.THROTTLED and self.status is not None and self.status < 500
 
+
+def refuses_format(name: str, detail: str) -> bool:
+    """Whether a provider's refusal is about the form that its answer was to have. No code says so: its words do."""
+    return name in _AT_FAULT and _FORMAT.search(detail) is not None
+
+
+_AT_FAULT = frozenset({"bad_request", "unprocessable"})
+_FORMAT = re.compile(r"response_format|json[_ ]schema|json_object", re.IGNORECASE)
 
 ASTRAY = frozenset({"redirected", "not_found", "forbidden", "client_error", "foreign_page"})
 

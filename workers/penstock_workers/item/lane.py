@@ -21,7 +21,9 @@ class Request(Struct, frozen=True):
     body: bytes  # JSON
     timeout_s: float
     # Not sent to a provider, but used by an engine in the worker:
-    schema: Mapping[str, Any] | None = None  # the job's JSON schema for answers
+    schema: Mapping[str, Any] | None = (
+        None  # the job's JSON schema for answers, unless its requests are to say nothing of it
+    )
     priority: Priority = "normal"
     on_overflow: Overflow = "fail"  # what to do with a prompt that is longer than the model's context
 
@@ -49,7 +51,7 @@ def request_of(attempt: Attempt) -> Request:
         spec.endpoint,
         attempt.body,
         spec.timeout_s,
-        schema=spec.response_schema,
+        schema=spec.enforced_schema,
         priority=spec.priority,
         on_overflow=spec.on_overflow,
     )

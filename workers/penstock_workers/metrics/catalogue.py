@@ -227,6 +227,9 @@ LEADS = _control("penstock_feeds_led", "Feeds that this process leads, and shard
 REBUILDS = _control("penstock_redis_rebuilds_total", "Times that Redis had lost its data and was rebuilt from SQL.")
 TICKS = _control("penstock_control_ticks_total", "Rounds over all live jobs, by how they ended.", "result")
 TICK_SECONDS = _control("penstock_control_tick_seconds", "How long the last round took.", unit="seconds")
+SCHEDULES = _control(
+    "penstock_schedules", "Schedules: active, paused, or late: a time that came minutes ago has no job yet.", "state"
+)
 FIRINGS = _control(
     "penstock_schedule_firings_total",
     "Planned times of schedules that this process decided, by what came of them.",

@@ -103,6 +103,23 @@ class S3Prefix:
                 return
             given = {"ContinuationToken": page["NextContinuationToken"]}
 
+    def look(self, path: str) -> Listed | None:
+        """One object as it is now; None where there is none. Raises SourceUnavailable."""
+        from botocore.exceptions import ClientError
+
+        def head() -> Any:
+            try:
+                return self._client.head_object(Bucket=self._bucket, Key=f"{self._below}{path}")
+            except ClientError as error:
+                if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 404:
+                    return None
+                raise
+
+        found = _ask(f"{self.uri}/{path}", head)
+        if found is None:
+            return None
+        return Listed(path, int(found["ContentLength"]), str(found["ETag"]), found["LastModified"].timestamp())
+
     def object(self, listed: Listed) -> S3Object:
         """Pinned to what was listed."""
         uri = f"s3://{self._bucket}/{quote(self._below + listed.path)}"

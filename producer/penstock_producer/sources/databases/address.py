@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from penstock_ledger.redaction import is_secret_option, remember, remember_url
 from penstock_producer.errors import SourceError, SourceUnavailable, seen
 from penstock_producer.settings import variable
-from penstock_producer.source_names import BY_VARIABLE, POSTGRESQL, SQLITE, variable_in
+from penstock_producer.source_names import BY_VARIABLE, DUCKDB, MOTHERDUCK, POSTGRESQL, SQLITE, variable_in
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -32,8 +32,16 @@ class Address:
     url: URL  # as it is connected to
 
     @property
-    def is_sqlite(self) -> bool:
-        return self.url.get_backend_name() == "sqlite"
+    def backend(self) -> str:
+        """`sqlite`, `postgresql`, `duckdb`, `mysql`, …"""
+        return self.url.get_backend_name()
+
+    @property
+    def file(self) -> str | None:
+        """Of a database that is one file here."""
+        path = self.url.database or ""
+        is_file = self.backend == "sqlite" or (self.backend == DUCKDB and not path.startswith(MOTHERDUCK))
+        return path if is_file else None
 
 
 def whole(where: str) -> str:
@@ -80,31 +88,43 @@ def _addressed(name: str | None, given: str) -> Address:
         raise SourceError(
             "password_in_url",
             f"{shown}: a password in the source would be stored with the job, and others see it in the list of processes; "
-            "export WAREHOUSE_URL=postgresql://… and name the source env:WAREHOUSE_URL, or put the password into PGPASSWORD "
-            "or ~/.pgpass",
+            f"export WAREHOUSE_URL={url.drivername}://… and name the source env:WAREHOUSE_URL"
+            + (", or put the password into PGPASSWORD or ~/.pgpass" if url.drivername in POSTGRESQL else ""),
         )
-    return _sqlite(name, url, shown) if url.drivername in SQLITE else _postgresql(name, url, shown)
+    return _chosen(name, url, shown)
 
 
-def _sqlite(name: str | None, url: URL, shown: str) -> Address:
-    if not url.database or url.database == ":memory:" or url.host or url.query:
+def _chosen(name: str | None, url: URL, shown: str) -> Address:
+    """As the kind of database wants it."""
+    from penstock_producer.sources.databases.drivers import check_driver  # with SQLAlchemy
+
+    backend = url.drivername.partition("+")[0]
+    if url.drivername in SQLITE or (backend == DUCKDB and not (url.database or "").startswith(MOTHERDUCK)):
+        return _file(name, url, shown)
+    if url.drivername in POSTGRESQL:
+        if util.find_spec("psycopg") is None:
+            raise SourceUnavailable(f"{shown} needs psycopg here: pip install 'penstock[postgres]'")
+        return Address(name or shown, url.set(drivername="postgresql+psycopg"))
+    if backend in ("sqlite", "postgresql", "postgres"):
         raise SourceError(
-            "invalid_url", f"{shown} names no file of SQLite; write sqlite:///file.db, or sqlite:////folder/file.db"
+            "unsupported_source",
+            f"{shown}: its driver is chosen here; write {'sqlite' if backend == 'sqlite' else 'postgresql'}://",
         )
+    return Address(name or shown, check_driver(url, shown))
+
+
+def _file(name: str | None, url: URL, shown: str) -> Address:
+    if not url.database or url.database == ":memory:" or url.host or url.query:
+        kind = "DuckDB" if url.drivername == DUCKDB else "SQLite"
+        scheme = kind.lower()
+        raise SourceError(
+            "invalid_url", f"{shown} names no file of {kind}; write {scheme}:///file.db, or {scheme}:////folder/file.db"
+        )
+    from penstock_producer.sources.databases.drivers import check_driver  # with SQLAlchemy
+
     path = str(Path(url.database).absolute())
     if not path.isprintable():
         raise SourceError("invalid_path", f"{seen(path)} cannot be a path; check its characters")
     found = url.set(database=path)
-    return Address(name or found.render_as_string(), found)
-
-
-def _postgresql(name: str | None, url: URL, shown: str) -> Address:
-    if url.drivername not in POSTGRESQL:
-        raise SourceError(
-            "unsupported_source",
-            f"{shown}: tables are read from postgresql:// and sqlite://; write those of {url.drivername} into a Parquet or "
-            "CSV file",
-        )
-    if util.find_spec("psycopg") is None:
-        raise SourceUnavailable(f"{shown} needs psycopg here: pip install 'penstock[postgres]'")
-    return Address(name or shown, url.set(drivername="postgresql+psycopg"))
+    used = check_driver(found, shown) if url.drivername not in SQLITE else found
+    return Address(name or found.render_as_string(), used)

@@ -7,13 +7,13 @@ their values, and are asked for again, few at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from sqlalchemy import TextClause
+from sqlalchemy import Executable
 
 from penstock_producer.sources.databases.columns import Column
 from penstock_producer.sources.databases.keys import Key
-from penstock_producer.sources.databases.relation import Relation, Row
+from penstock_producer.sources.databases.relation import Row
 
 __all__ = ["ROWS", "Ask", "RowsByKey"]
 
@@ -21,15 +21,23 @@ ROWS: Final = 2_000  # asked for at once
 BYTES: Final = 16 * 1024 * 1024  # of their values
 SHORT: Final = BYTES // ROWS  # of a row that comes with its page
 
-Ask = Callable[[TextClause, Mapping[str, Any]], Sequence[Any]]
+Ask = Callable[[Executable, Mapping[str, Any]], Sequence[Any]]
+
+
+class Keyed(Protocol):
+    """What rows are asked of by their keys."""
+
+    def rows_statement(self, columns: Sequence[Column]) -> Executable: ...
+
+    def parameters(self, keys: Sequence[Key], most: int) -> Mapping[str, Any]: ...
 
 
 class RowsByKey:
     """``columns`` are those that are read; a row of more than ``max_bytes`` has no values."""
 
-    def __init__(self, relation: Relation, columns: Sequence[Column], max_bytes: int) -> None:
+    def __init__(self, relation: Keyed, columns: Sequence[Column], max_bytes: int) -> None:
         self.columns = columns
-        self.relation = relation
+        self._relation = relation
         self._statement = relation.rows_statement(columns)
         self._max_bytes = max_bytes
 
@@ -72,5 +80,5 @@ class RowsByKey:
         return row.values is None and row.size <= self._max_bytes
 
     def _asked(self, ask: Ask, keys: Sequence[Key], most: int) -> dict[Key, Row]:
-        found = ask(self._statement, self.relation.parameters(keys, most))
+        found = ask(self._statement, self._relation.parameters(keys, most))
         return {key: Row(size, values if size <= most else None) for key, size, *values in found}

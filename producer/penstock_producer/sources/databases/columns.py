@@ -2,15 +2,20 @@
 
 PostgreSQL makes text of everything that has no form of its own in JSON: dates as ISO 8601, decimals digit by digit, arrays
 and composite values as JSON. So no value that Python could not hold (the year 10000, a date `infinity`) stops a page of rows.
-SQLite's values bring their types with them.
+Values of SQLite and of other databases bring their types with them, and become what PostgreSQL's would be.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
+from uuid import UUID
+
+import orjson
 
 from penstock_producer.errors import seen
 from penstock_producer.sources.forms.strict_json import RowFault, check_text, parse_object
@@ -21,7 +26,7 @@ __all__ = ["Column", "Kind", "kind_in_postgresql", "plain"]
 class Kind(StrEnum):
     """What to do with the values of a column."""
 
-    ANY = "any"  # of SQLite
+    ANY = "any"  # of SQLite, and of databases that are not PostgreSQL
     NUMBER = "number"  # and truth values: as they are
     TEXT = "text"
     PRINTED = "printed"  # the text that PostgreSQL prints: decimals, uuids
@@ -98,7 +103,26 @@ def plain(value: Any, column: Column) -> Any:
             return value
         case int():
             return value
+        case datetime.date() | datetime.time():
+            return value.isoformat()
+        case Decimal():
+            if not value.is_finite():
+                raise _not_finite(column, value)
+            return str(value)
+        case UUID() | datetime.timedelta():
+            return str(value)
+        case dict() | list() | tuple() | set():
+            return _parsed(_json(value), column)
     raise _bytes(column, seen(value))
+
+
+def _json(value: Any) -> str:
+    """Of lists and structs; what JSON has no form for is its text there."""
+    return orjson.dumps(value, default=_plainer, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _plainer(value: Any) -> Any:
+    return sorted(value, key=str) if isinstance(value, set) else str(value)
 
 
 def _parsed(text: str, column: Column) -> Any:

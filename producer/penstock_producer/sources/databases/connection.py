@@ -21,6 +21,7 @@ from penstock_ledger.sql.postgres import open_engine
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.sources.blobs.convert import refuse_kind
 from penstock_producer.sources.databases.address import Address
+from penstock_producer.sources.databases.drivers import open_other
 from penstock_producer.sources.databases.faults import Wording, explained
 
 __all__ = ["ReadOnly"]
@@ -39,7 +40,6 @@ class ReadOnly:
     """Opened at the first use. Thread-safe; a fork's child opens connections of its own."""
 
     def __init__(self, address: Address, wording: Wording) -> None:
-        self.is_sqlite = address.is_sqlite
         self.wording = wording
         self._address = address
         self._engine: Engine | None = None
@@ -48,18 +48,25 @@ class ReadOnly:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
         """What is read in it is of one moment. Raises SourceError and SourceUnavailable."""
-        if self.is_sqlite:
-            _check_file(str(self._address.url.database))
+        if self._address.file is not None:
+            _check_file(self._address.file, is_sqlite=self._address.backend == "sqlite")
         with explained(self.wording), self._opened().connect() as connection:
             yield connection
 
     def _opened(self) -> Engine:
         if self._engine is None or self._pid != os.getpid():
-            opened = self._sqlite if self.is_sqlite else self._postgresql
-            engine = opened()
+            engine = self._made()
             weakref.finalize(self, engine.dispose)
             self._engine, self._pid = engine, os.getpid()
         return self._engine
+
+    def _made(self) -> Engine:
+        match self._address.backend:
+            case "sqlite":
+                return self._sqlite()
+            case "postgresql":
+                return self._postgresql()
+        return open_other(self._address.url, self.wording.timeout_s)
 
     def _postgresql(self) -> Engine:
         waits = Waits(statement_s=self.wording.timeout_s, lock_s=LOCK_S)
@@ -86,13 +93,15 @@ class ReadOnly:
         return engine
 
 
-def _check_file(path: str) -> None:
+def _check_file(path: str, *, is_sqlite: bool) -> None:
     try:
         refuse_kind(path, os.stat(path).st_mode)
     except FileNotFoundError:
         raise SourceUnavailable(f"{path}: there is no such file; check the path") from None
     except OSError as error:
         raise SourceUnavailable(f"{path} cannot be opened ({error.strerror}); check the path and its rights") from error
+    if not is_sqlite:
+        return
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         start = file.read(16)
         if start and start != b"SQLite format 3\0":

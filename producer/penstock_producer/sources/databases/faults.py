@@ -29,6 +29,19 @@ _SQLITE: Final = (
     (("08",), ("locked", "unable to open", "disk i/o error", "busy")),
     (_DATA, ("malformed json", "overflow")),
 )
+_DUCKDB: Final = {  # by the names of its exceptions
+    "InterruptException": _TIMEOUT, "CatalogException": _UNDEFINED, "BinderException": ("42703",),
+    "ParserException": ("42",), "SyntaxException": ("42",), "PermissionException": _FORBIDDEN,
+    "InvalidInputException": ("42",), "ConversionException": _DATA, "OutOfRangeException": _DATA,
+}  # fmt: skip
+_MYSQL: Final = (  # by the numbers of its errors
+    (_TIMEOUT, (3024, 1969, 1317)),
+    (_UNDEFINED, (1146, 1054, 1305, 1051)),
+    (_WRITES, (1792, 1290)),
+    (_FORBIDDEN, (1044, 1142, 1143, 1370)),
+    (("42",), (1064, 1049, 1248, 1060, 1109, 1222)),
+    (_DATA, (1690, 1365, 1292, 3141)),
+)
 
 
 class Wording:
@@ -88,7 +101,11 @@ def _state(error: SQLAlchemyError) -> str:
     if isinstance(orig, sqlite3.Error):
         words = str(orig).lower()
         return next((states[0] for states, signs in _SQLITE if any(sign in words for sign in signs)), "42")
-    return str(getattr(orig, "sqlstate", None) or "")
+    number = orig.args[0] if orig is not None and orig.args else None
+    if type(number) is int:
+        return next((states[0] for states, numbers in _MYSQL if number in numbers), "")
+    known = _DUCKDB.get(type(orig).__name__)
+    return known[0] if known is not None else str(getattr(orig, "sqlstate", None) or "")
 
 
 def _said(error: SQLAlchemyError) -> str:

@@ -17,7 +17,7 @@ import orjson
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import SourceChanged, SourceError, seen
 
-__all__ = ["PAGE_ROWS", "Gathered", "Key", "KeyOrder", "StoredKeys", "key_of"]
+__all__ = ["PAGE_ROWS", "Gathered", "Key", "KeyOrder", "StoredKeys", "equal_keys", "key_of"]
 
 Key = int | str | None
 PAGE_ROWS: Final = 5_000  # of every page but the last; a row's number says which page it is in
@@ -26,10 +26,19 @@ _LENGTH_BYTES: Final = 4
 
 
 def key_of(value: Any) -> Key:
-    """What a row is found by; None for what is no document's id."""
+    """What a row is found by; None for what is no document's id: also a number that JSON cannot keep."""
     if type(value) is int:
-        return value
+        return value if -(2**63) <= value < 2**64 else None
     return value if isinstance(value, str) and id_fault(value) is None else None
+
+
+def equal_keys(uri: str, id_field: str, key: object) -> SourceError:
+    """Two rows that the database takes for one by this key."""
+    return SourceError(
+        "duplicate_key",
+        f"{uri} has two rows whose {id_field!r} is {seen(key)}; name a column whose values are unique "  # noqa: S608  # words
+        "(--id-field), or make one of several by a query: --query \"SELECT a || '-' || b AS id, … FROM …\"",
+    )
 
 
 class KeyOrder:
@@ -46,11 +55,7 @@ class KeyOrder:
             if key is None:
                 continue
             if key == self._last:
-                raise SourceError(
-                    "duplicate_key",
-                    f"{self._uri} has two rows whose {self._id_field!r} is {seen(key)}; name a column whose values are unique "  # noqa: S608  # words
-                    "(--id-field), or make one of several by a query: --query \"SELECT a || '-' || b AS id, … FROM …\"",
-                )
+                raise equal_keys(self._uri, self._id_field, key)
             if self._last is not None and type(key) is not type(self._last):
                 raise SourceError(
                     "invalid_key",

@@ -6,7 +6,7 @@ A query is asked inside of another statement, so it can be one SELECT and nothin
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
@@ -20,13 +20,19 @@ from penstock_producer.sources.databases.address import Address
 from penstock_producer.sources.databases.columns import Column, Kind, kind_in_postgresql
 from penstock_producer.sources.databases.keys import Key
 
-__all__ = ["Named", "Relation", "Row", "named"]
+__all__ = [
+    "KEY_BYTES", "Named", "Relation", "Row", "escaped", "has_index", "key_column", "named", "parts", "refuse_twice",
+]  # fmt: skip
 
 KEY_BYTES: Final = 2_048  # of a text that is asked for as a key; no id is so long
 _KEY_TYPES: Final = frozenset({
     "", "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz",
 })  # fmt: skip
 _END: Final = re.compile(r"[\s;]+\Z")
+_FIRST: Final = re.compile(
+    r"(?:\s|\(|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*+([A-Za-z]+)", re.DOTALL
+)  # behind comments and brackets
+_READING: Final = frozenset({"SELECT", "WITH", "VALUES", "TABLE"})
 _TYPES: Final = text("SELECT oid, typname FROM pg_type WHERE oid = ANY(CAST(:oids AS oid[]))")
 
 
@@ -48,7 +54,7 @@ class Named:
     def sql(self) -> str:
         if self.table is None:
             return f"({self.query}\n) AS source"  # a newline: the query may end in a comment
-        return ".".join(map(_quoted, _parts(self.table)))
+        return ".".join(map(_quoted, parts(self.table)))
 
 
 def named(address: Address, spec: JobSpec) -> Named:
@@ -68,6 +74,14 @@ def named(address: Address, spec: JobSpec) -> Named:
     query = _END.sub("", spec.query)
     if not query or "\0" in query:
         raise SourceError("invalid_query", f"the query {seen(spec.query)} is no SELECT; write one")
+    first = _FIRST.match(query)
+    if first is None or first[1].upper() not in _READING:
+        begins = seen(query if first is None else first[1])
+        why = f"begins with {begins}, and was not run, as sources are only read"
+        raise SourceError(
+            "invalid_query",
+            f"the query on {address.name} {why}; write one SELECT, such as SELECT id, text FROM tickets",  # noqa: S608  # words
+        )
     return Named(f"the query on {address.name}", None, query)
 
 
@@ -79,7 +93,11 @@ class Relation:
         self._what = what
         self._sqlite = connection.dialect.name == "sqlite"
         self.columns = _columns(what, connection, self._sqlite)
-        self.key = _key_of(self.columns, key, what.words)
+        self.key = key_column(self.columns, key, what.words)
+
+    def key_parts(self, connection: Connection, rows: int) -> Iterator[Sequence[Sequence[Any]]]:
+        """The keys of all rows in their order, ``rows`` at a time, each with the bytes that it has."""
+        return connection.execute(self.keys_statement(), execution_options={"yield_per": rows}).partitions(rows)
 
     def keys_statement(self) -> TextClause:
         """The keys of all rows in their order, each with the bytes that it has."""
@@ -87,7 +105,7 @@ class Relation:
         size = self.key.size(quoted) or "8"
         value = f"CASE WHEN {size} <= {KEY_BYTES} THEN {short} END"
         present = f"CASE WHEN {quoted} IS NULL THEN NULL ELSE {size} END"
-        return text(_escaped(f"SELECT {value}, {present} FROM {self._what.sql()} ORDER BY {quoted}"))  # noqa: S608  # quoted names
+        return text(escaped(f"SELECT {value}, {present} FROM {self._what.sql()} ORDER BY {quoted}"))  # noqa: S608  # quoted names
 
     def rows_statement(self, columns: Sequence[Column]) -> TextClause:
         """The rows with some keys: key, size, and the values of rows that are not longer than ``most``."""
@@ -98,7 +116,7 @@ class Relation:
         inner = f"SELECT {self._key_sql()} AS k, {size} AS s, {', '.join(values)} FROM {self._what.sql()} WHERE "  # noqa: S608  # quoted names
         capped = ", ".join(f"CASE WHEN s <= :most THEN c{at} END" for at in range(len(columns)))
         return text(
-            f"SELECT k, s, {capped} FROM ({_escaped(inner)}{_escaped(_quoted(self.key.name))} {self._is_asked_for()}) AS sized"  # noqa: S608  # quoted names
+            f"SELECT k, s, {capped} FROM ({escaped(inner)}{escaped(_quoted(self.key.name))} {self._is_asked_for()}) AS sized"  # noqa: S608  # quoted names
         )
 
     def parameters(self, keys: Sequence[Key], most: int) -> Mapping[str, Any]:
@@ -106,20 +124,7 @@ class Relation:
 
     def has_index(self, connection: Connection) -> bool:
         """Whether rows are found quickly by their key; True where nothing says so, as of views and queries."""
-        if self._what.table is None:
-            return True
-        *schema, table = _parts(self._what.table)
-        where = (table, schema[0] if schema else None)
-        try:
-            found = inspect(connection)
-            if table not in found.get_table_names(where[1]):
-                return True
-            led: list[Sequence[str | None]] = [found.get_pk_constraint(*where)["constrained_columns"]]
-            led += [index["column_names"] for index in found.get_indexes(*where)]
-            led += [unique["column_names"] for unique in found.get_unique_constraints(*where)]
-        except SQLAlchemyError:
-            return True
-        return any(columns[:1] == [self.key.name] for columns in led)
+        return has_index(self._what, connection, self.key.name)
 
     def _key_sql(self) -> str:
         return self.key.value(_quoted(self.key.name))
@@ -130,17 +135,31 @@ class Relation:
         return f"= ANY(CAST(:keys AS {self.key.type}[]))"
 
 
+def has_index(what: Named, connection: Connection, key: str) -> bool:
+    """Whether an index of a table begins with ``key``; True where nothing says so, as of views and queries."""
+    if what.table is None:
+        return True
+    *schema, table = parts(what.table)
+    where = (table, schema[0] if schema else None)
+    try:
+        found = inspect(connection)
+        if table not in found.get_table_names(where[1]):
+            return True
+        led: list[Sequence[str | None]] = [found.get_pk_constraint(*where)["constrained_columns"]]
+        led += [index["column_names"] for index in found.get_indexes(*where)]
+        led += [unique["column_names"] for unique in found.get_unique_constraints(*where)]
+    except (SQLAlchemyError, NotImplementedError):  # the second: of a dialect that does not look
+        return True
+    return any(columns[:1] == [key] for columns in led)
+
+
 def _columns(what: Named, connection: Connection, is_sqlite: bool) -> dict[str, Column]:
     # With a parameter, so that psycopg does not take several statements at once: a query must not end our transaction.
-    found = connection.execute(text(_escaped(f"SELECT * FROM {what.sql()} LIMIT ") + ":none"), {"none": 0})  # noqa: S608  # quoted names
+    found = connection.execute(text(escaped(f"SELECT * FROM {what.sql()} LIMIT ") + ":none"), {"none": 0})  # noqa: S608  # quoted names
     described: Sequence[Any] = cast(Any, found.cursor).description
     found.close()
     names = [str(one[0]) for one in described]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise SourceError(
-            "duplicate_column", f"{what.words} has two columns {seen(twice[0])}; name one of them otherwise (AS …)"
-        )
+    refuse_twice(names, what.words)
     if is_sqlite:
         return {name: Column(name, Kind.ANY, "") for name in names}
     oids = [int(one[1]) for one in described]
@@ -149,7 +168,17 @@ def _columns(what: Named, connection: Connection, is_sqlite: bool) -> dict[str, 
     return {name: Column(name, kind_in_postgresql(kind), kind) for name, kind in zip(names, kinds, strict=True)}
 
 
-def _key_of(columns: Mapping[str, Column], name: str, words: str) -> Column:
+def refuse_twice(names: Sequence[str], words: str) -> None:
+    """Raises SourceError for two columns of one name."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise SourceError(
+            "duplicate_column", f"{words} has two columns {seen(twice[0])}; name one of them otherwise (AS …)"
+        )
+
+
+def key_column(columns: Mapping[str, Column], name: str, words: str) -> Column:
+    """The column that rows are found by. Raises SourceError."""
     key = columns.get(name)
     if key is None:
         raise SourceError(
@@ -166,7 +195,8 @@ def _key_of(columns: Mapping[str, Column], name: str, words: str) -> Column:
     return key
 
 
-def _parts(table: str) -> list[str]:
+def parts(table: str) -> list[str]:
+    """Schema and name, or the name alone."""
     schema, _, name = table.rpartition(".")
     return [schema, name] if schema else [name]
 
@@ -175,6 +205,6 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _escaped(sql: str) -> str:
+def escaped(sql: str) -> str:
     """So that SQLAlchemy takes no colon in it for a parameter."""
     return sql.replace(":", "\\:")

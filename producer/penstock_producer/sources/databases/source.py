@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, TextClause
+from sqlalchemy import Connection, Executable
 
 from penstock_ledger import SourceKeys
 from penstock_ledger.model import Job
@@ -22,12 +22,14 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import SOURCE_LOST
 from penstock_producer.rows import ROW, BadRow, Cursor, Document, Place
 from penstock_producer.settings import ProducerSettings
+from penstock_producer.sources.databases import by_key
 from penstock_producer.sources.databases.address import KIND, address_of
-from penstock_producer.sources.databases.by_key import ROWS, RowsByKey
+from penstock_producer.sources.databases.by_key import RowsByKey
 from penstock_producer.sources.databases.columns import Column, plain
 from penstock_producer.sources.databases.connection import ReadOnly
 from penstock_producer.sources.databases.faults import Wording
 from penstock_producer.sources.databases.keys import Gathered, Key, KeyOrder, StoredKeys, key_of
+from penstock_producer.sources.databases.portable import PortableRelation, relation_of
 from penstock_producer.sources.databases.relation import Relation, Row, named
 from penstock_producer.sources.forms.columns import check_columns
 from penstock_producer.sources.forms.row_forms import check_doc_id, form_of
@@ -38,6 +40,8 @@ from penstock_producer.tally import Tally
 __all__ = ["TableSource", "accepted", "key_pages"]
 
 log = logging.getLogger(__name__)
+
+AnyRelation = Relation | PortableRelation
 
 
 class TableSource:
@@ -123,16 +127,14 @@ class TableSource:
 
     def _surveyed_rows(self, skip: int) -> Iterator[Document | BadRow]:
         with self._database.transaction() as connection:
-            reader = self._known(connection)
-            relation = reader.relation
+            relation, reader = self._known(connection)
             self._warn(relation, connection)
 
-            def ask(statement: TextClause, values: Mapping[str, Any]) -> Sequence[Any]:
+            def ask(statement: Executable, values: Mapping[str, Any]) -> Sequence[Any]:
                 return connection.execute(statement, values).all()
 
             gathered, order, line = Gathered(), KeyOrder(self.uri, self.id_field), 0
-            found = connection.execute(relation.keys_statement(), execution_options={"yield_per": ROWS})
-            for part in found.partitions(ROWS):
+            for part in relation.key_parts(connection, by_key.ROWS):
                 self._check_time()
                 keys = [key_of(value) for value, _ in part]
                 order.check(keys)
@@ -151,15 +153,15 @@ class TableSource:
     def _accepted_rows(self, line: int, stored: StoredKeys) -> Iterator[Document | BadRow]:
         reader = self._looked_up()
         for before, keys in stored.pages(line):
-            for start in range(0, len(keys), ROWS):
-                line, some = before + start, keys[start : start + ROWS]
+            for start in range(0, len(keys), by_key.ROWS):
+                line, some = before + start, keys[start : start + by_key.ROWS]
                 for key, row in zip(some, reader.some(self._asked, some), strict=True):
                     line += 1
                     yield self._read(reader, key, row, line) if key is not None else self._without_key(None, None, line)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def _asked(self, statement: TextClause, values: Mapping[str, Any]) -> Sequence[Any]:
+    def _asked(self, statement: Executable, values: Mapping[str, Any]) -> Sequence[Any]:
         with self._database.transaction() as connection:
             return connection.execute(statement, values).all()
 
@@ -210,13 +212,13 @@ class TableSource:
     def _looked_up(self) -> RowsByKey:
         if self._reader is None:
             with self._database.transaction() as connection:
-                return self._known(connection)
+                return self._known(connection)[1]
         return self._reader
 
-    def _known(self, connection: Connection) -> RowsByKey:
+    def _known(self, connection: Connection) -> tuple[AnyRelation, RowsByKey]:
         """Raises SourceError for what cannot be a source; where the job was accepted, it waits until that is put right."""
         try:
-            relation = Relation(self._what, connection, self.id_field)
+            relation = relation_of(self._what, connection, self.id_field)
             self._check_types(relation)
             check_columns(self.uri, self._form, list(relation.columns), nested=True)
         except SourceUnavailable:
@@ -226,9 +228,9 @@ class TableSource:
                 raise
             raise SourceUnavailable(f"{error}; restore it, then resume the job", code="source_changed") from error
         self._reader = RowsByKey(relation, self._needed(relation), self._max_line_bytes)
-        return self._reader
+        return relation, self._reader
 
-    def _needed(self, relation: Relation) -> list[Column]:
+    def _needed(self, relation: AnyRelation) -> list[Column]:
         """`user.name` may be a column, or a field of the column `user`."""
         used = self._form.read_columns
         if used is None:
@@ -236,7 +238,7 @@ class TableSource:
         parts = {part for name in used for part in (name, name.partition(".")[0])}
         return [column for name, column in relation.columns.items() if name in parts]
 
-    def _check_types(self, relation: Relation) -> None:
+    def _check_types(self, relation: AnyRelation) -> None:
         was: Mapping[str, str] = {} if self._pin is None else self._pin["columns"]
         for name, type_ in was.items():
             now = relation.columns[name].type if name in relation.columns else "gone"
@@ -247,12 +249,12 @@ class TableSource:
                     code="source_changed",
                 )
 
-    def _warn(self, relation: Relation, connection: Connection) -> None:
+    def _warn(self, relation: AnyRelation, connection: Connection) -> None:
         if not relation.has_index(connection):
             log.warning(
                 "%s has no index that begins with %r, so that the database looks through all of it for each %d rows; make one: "
                 "it is used at once",
-                self.uri, self.id_field, ROWS,
+                self.uri, self.id_field, by_key.ROWS,
             )  # fmt: skip
 
     def _check_time(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from penstock_producer.errors import Problem, SpecError
@@ -13,6 +13,7 @@ from penstock_producer.prompts.examples import example_messages
 from penstock_producer.prompts.languages import Language, Prompt, default_in, prompt_of
 from penstock_producer.prompts.messages import BadMessages, checked_messages
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
+from penstock_producer.prompts.tokens import counter_of
 from penstock_producer.prompts.truncate import NotText, cut_of, shortened
 from penstock_producer.rows import MISSING_FIELD
 from penstock_producer.sources.forms.row_words import bounded, columns_of, meant, too_large
@@ -41,6 +42,10 @@ class Attachments(Protocol):
         """The parts of a chat message. Raises RowFault."""
         ...
 
+    def texts(self, record: Mapping[str, Any], used: Collection[str]) -> Mapping[str, Any]:
+        """The row as a prompt that uses these columns may have it: without contents. Raises RowFault."""
+        ...
+
 
 def asked_of(spec: JobSpec, max_body_bytes: int, tally: Tally, media: Attachments | None) -> Asked:
     """Raises SpecError when the spec cannot make requests out of plain records."""
@@ -65,7 +70,8 @@ class RenderedPrompt:
         self._language: Language = spec.template
         self._max_body_bytes = max_body_bytes
         self._tally = tally
-        self._cuts = {name: cut_of(policy) for name, policy in spec.truncate.items()}
+        tokens = None if spec.tokens_counted is None else counter_of(spec.tokenizer)
+        self._cuts = {name: cut_of(policy, tokens) for name, policy in spec.truncate.items()}
         self._compresses = spec.compress_prompt
         self.required: tuple[str, ...] = (*prompt.required, *named)
         self.fields: tuple[str, ...] = (*prompt.fields, *named)
@@ -79,7 +85,8 @@ class RenderedPrompt:
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
         if self._is_plain:
             return bounded(self._build(self._rendered(record), params), self._max_body_bytes)
-        row, cut = self._shortened(record) if self._cuts else (record, [])
+        texts = record if self._media is None else self._media.texts(record, self._prompt.fields)
+        row, cut = self._shortened(texts) if self._cuts else (texts, [])
         text = self._rendered(row)
         sent = compressed(text) if self._compresses else text
         content = sent if self._media is None else self._media.content(sent, record)

@@ -21,6 +21,7 @@ from penstock_producer.job.gemini_body import with_defaults
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field
+from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
@@ -35,6 +36,7 @@ class RowForm(Protocol):
     columns: tuple[str, ...] | None  # that every row must have; None where rows are requests of their own
     param_columns: tuple[str, ...]  # that parameters come from: a row may leave them empty
     read_columns: tuple[str, ...] | None  # that may be read, others need not be; None for all
+    media_columns: tuple[str, ...]  # of images and sounds: their values may be bytes
     tally: Tally  # of what it changed in rows
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
@@ -80,12 +82,14 @@ class BatchLines:
     columns: tuple[str, ...] | None = None
     param_columns: tuple[str, ...] = ()
     read_columns: tuple[str, ...] | None = ()
+    media_columns: tuple[str, ...] = ()
 
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
         self._max_body_bytes = max_body_bytes
         self._needs_model = not has_own_model(spec.lane)
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
+        self._asks_for_form = FIELD in self._defaults
         self._text_field = text_field(spec.endpoint)
         self._is_anthropic, self._is_gemini = is_anthropic(spec.endpoint), is_gemini(spec.endpoint)
         self._model, self._params = spec.model, spec.sent_params()
@@ -114,6 +118,8 @@ class BatchLines:
                 value=seen(given),
             )
         request = {**self._defaults, **given} if self._defaults else given
+        if self._asks_for_form and FIELD not in given and not CONSTRAINTS.isdisjoint(given):
+            del request[FIELD]  # the line says in another field what its answer looks like
         if self._is_gemini:
             request = with_defaults(given, self._model, self._params)
         self._check_request(request)
@@ -171,6 +177,7 @@ class PlainRecords:
         self._flag = "--prompt" if spec.messages_field is None else "--messages-field"
         self.columns: tuple[str, ...] | None = tuple(dict.fromkeys((spec.id_field, *self._asked.required)))
         self.param_columns: tuple[str, ...] = tuple(spec.param_fields.values())
+        self.media_columns: tuple[str, ...] = (*spec.image_fields, *spec.audio_fields)
         names = dict.fromkeys((spec.id_field, *self._asked.fields, *spec.param_fields.values()))
         self.read_columns: tuple[str, ...] | None = None if self._asked.whole_row else tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)

@@ -32,13 +32,8 @@ class Chosen:
         return (entry for entry in self.listing.entries(after) if self.holds(entry.name))
 
     def holds(self, name: str) -> bool:
-        """As a shell has it: a star stays between two slashes, and two of them do not."""
-        pattern = self.pattern
-        if not pattern:
-            return True
-        if "**" not in pattern:
-            return name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern)
-        return any(fnmatch.fnmatchcase(name, one) for one in (pattern, pattern.replace("**/", "")))
+        """Whether a name below the place is one of these."""
+        return matches(self.pattern, name)
 
     def are_texts(self, given: str | None) -> bool:
         """Whether each file is one document: as the job says, else by the first name. Raises SourceError for no file."""
@@ -49,6 +44,15 @@ class Chosen:
                 f"{self.uri} stands for no file; check the path (names with . or _ in front are left out)",
             )
         return given == TEXT or (given is None and has_text_ending(first.name))
+
+
+def matches(pattern: str, name: str) -> bool:
+    """As a shell has it: a star stays between two slashes, and two of them do not."""
+    if not pattern:
+        return True
+    if "**" not in pattern:
+        return name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern)
+    return any(fnmatch.fnmatchcase(name, one) for one in (pattern, pattern.replace("**/", "")))
 
 
 def choose(where: str, s3_endpoint_url: str | None = None) -> Chosen | None:

@@ -2,6 +2,9 @@
 
 `https://` addresses of images are passed on: the provider fetches them. `data:` addresses, files and objects go into the
 request, if their first bytes are of a kind that models take and they fit the limits. Nothing is decoded.
+
+A column of Parquet or Arrow may hold the content itself: bytes, or `{"bytes": …, "path": …}` as Hugging Face's datasets store
+images and sounds, where the path counts only if there are no bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -49,7 +52,20 @@ class MediaParts:
                 left -= _size(parts[-1])
         return parts
 
-    def _part(self, where: str, modality: str, field: str, left: int) -> dict[str, Any]:
+    def texts(self, record: Mapping[str, Any], used: Collection[str]) -> Mapping[str, Any]:
+        """The row without the content of images and sounds, which is no text for a prompt. Raises RowFault."""
+        content = [name for name, _ in self._fields if _holds_bytes(record.get(name))]
+        for name in content:
+            if name in used:
+                raise RowFault(
+                    "invalid_type", f"The prompt uses the column {name!r}, and this row holds bytes there, no text.",
+                    fix="leave it out of the prompt: images and sounds go behind it", field=name,
+                )  # fmt: skip
+        return {**record, **{name: _without_bytes(record[name]) for name in content}} if content else record
+
+    def _part(self, where: str | bytes, modality: str, field: str, left: int) -> dict[str, Any]:
+        if isinstance(where, bytes):
+            return _inlined(_bounded(where, self._most(left, field), field), where, modality, field)
         found = _SCHEME.match(where)
         scheme = "" if found is None else found[1].lower()
         if scheme in ("https", "http"):
@@ -57,19 +73,16 @@ class MediaParts:
         if scheme and scheme not in ("data", "s3"):
             fix = "give an https:// address, a path, or s3://bucket/key"
             raise _invalid(field, where, f"{scheme}: is not read.", fix)
-        most = min(MAX_BYTES, left * 3 // 4)  # base64 has four characters for three bytes
+        most = self._most(left, field)
+        data = _decoded(where, most, field) if scheme == "data" else self._places.read(where, most, field)
+        return _inlined(data, where, modality, field)
+
+    def _most(self, left: int, field: str) -> int:
+        """How many bytes may still go into the request: base64 has four characters for three of them."""
+        most = min(MAX_BYTES, left * 3 // 4)
         if most <= 0:
             raise too_large(f"more than {self._max_body_bytes} bytes", self._max_body_bytes, field)
-        data = _decoded(where, most, field) if scheme == "data" else self._places.read(where, most, field)
-        refusal = refusal_of(data, modality)
-        kind = kind_of(data)
-        if refusal is not None or kind is None:
-            message, fix = refusal or ("", "")
-            raise _invalid(field, where, message, fix)
-        text = base64.b64encode(data).decode()
-        if modality == AUDIO:
-            return {"type": "input_audio", "input_audio": {"data": text, "format": kind.name}}
-        return {"type": "image_url", "image_url": {"url": f"data:image/{kind.name};base64,{text}"}}
+        return most
 
 
 def media_of(spec: JobSpec, places: MediaPlaces | None, max_body_bytes: int) -> MediaParts | None:
@@ -79,8 +92,39 @@ def media_of(spec: JobSpec, places: MediaPlaces | None, max_body_bytes: int) -> 
     return MediaParts(spec.image_fields, spec.audio_fields, places or MediaPlaces(), max_body_bytes)
 
 
-def _named(record: Mapping[str, Any], name: str) -> Iterator[str]:
-    """The paths and addresses in a column: one text, or a list of texts; an empty one names nothing."""
+def _holds_bytes(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_holds_bytes, value))
+    return isinstance(value.get("bytes") if isinstance(value, dict) else value, bytes)
+
+
+def _without_bytes(value: Any) -> Any:
+    return {name: part for name, part in value.items() if name != "bytes"} if isinstance(value, dict) else None
+
+
+def _inlined(data: bytes, where: str | bytes, modality: str, field: str) -> dict[str, Any]:
+    refusal = refusal_of(data, modality)
+    kind = kind_of(data)
+    if refusal is not None or kind is None:
+        message, fix = refusal or ("", "")
+        raise _invalid(field, where, message, fix)
+    text = base64.b64encode(data).decode()
+    if modality == AUDIO:
+        return {"type": "input_audio", "input_audio": {"data": text, "format": kind.name}}
+    return {"type": "image_url", "image_url": {"url": f"data:image/{kind.name};base64,{text}"}}
+
+
+def _bounded(data: bytes, most: int, field: str) -> bytes:
+    if len(data) > most:
+        raise RowFault(
+            "media_too_large", f"It has {len(data)} bytes, and {most} may still go into this request.",
+            fix="make it smaller, or give an https:// address", field=field, value=f"{len(data)} bytes",
+        )  # fmt: skip
+    return data
+
+
+def _named(record: Mapping[str, Any], name: str) -> Iterator[str | bytes]:
+    """What a column holds: a path, an address or content, or a list of them; an empty text names nothing."""
     value = record.get(name)
     if value is None:
         what = "is null in" if name in record else "is missing from"
@@ -90,10 +134,12 @@ def _named(record: Mapping[str, Any], name: str) -> Iterator[str]:
             field=name,
         )  # fmt: skip
     for one in value if isinstance(value, list) else [value]:
-        if not isinstance(one, str):
-            raise _invalid(name, one, "This is not text.", "write a path or an address, or a list of them")
-        if one:
-            yield one
+        inside = (one.get("bytes") or one.get("path")) if isinstance(one, dict) else one
+        if not isinstance(inside, str | bytes):
+            fix = "write a path or an address, or a list of them; columns of Parquet and Arrow may hold the bytes"
+            raise _invalid(name, one, "It is neither text nor bytes.", fix)
+        if inside or isinstance(inside, bytes):
+            yield inside
 
 
 def _passed_on(url: str, scheme: str, modality: str, field: str) -> dict[str, Any]:
@@ -129,4 +175,5 @@ def _size(part: Mapping[str, Any]) -> int:
 
 
 def _invalid(field: str, value: Any, message: str, fix: str) -> RowFault:
-    return RowFault("media_invalid", message, fix=fix, field=field, value=seen(value))
+    shown = f"{len(value)} bytes" if isinstance(value, bytes) else seen(value)
+    return RowFault("media_invalid", message, fix=fix, field=field, value=shown)

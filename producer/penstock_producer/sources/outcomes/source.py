@@ -30,20 +30,27 @@ from penstock_producer.tally import Tally
 from penstock_producer.texts_in_bodies import answer_text, sent_text
 
 KIND: Final = "job"
+AFTER: Final = "after_generation"  # of a pin: outcomes up to this generation are left out
 MAX_PARSED_CHARS: Final = 1_000_000  # an answer longer than this is text, whatever it looks like
 _POSITION: Final = re.compile(r"(\d{1,9}):(.+)", re.DOTALL)  # generation and document id
 
 
-def pin_of(job: Job, where: Where, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> dict[str, Any]:
-    """What a job over the outcomes of ``job`` reads. Raises SourceUnavailable while that has not ended."""
+def pin_of(
+    job: Job, where: Where, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, *, after_generation: int = 0
+) -> dict[str, Any]:
+    """What a job over the outcomes of ``job`` reads: those of all generations, or of those after one.
+
+    Raises SourceUnavailable while that job has not ended.
+    """
     if not job.state.final:
         raise SourceUnavailable(
             f"job {job.job_key} is {job.state}: its outcomes can be read once it has ended (penstock status --watch)",
             code="job_not_ended",
         )
+    later = {AFTER: after_generation} if after_generation else {}
     return {
         "kind": KIND, "uri": f"job:{job.job_id}", "job_id": job.job_id, "job_key": job.job_key,
-        "generation": job.generation, "where": list(where.texts), "max_body_bytes": max_body_bytes,
+        "generation": job.generation, "where": list(where.texts), "max_body_bytes": max_body_bytes, **later,
     }  # fmt: skip
 
 
@@ -71,7 +78,8 @@ class OutcomesSource:
         return Place(self.uri, line)
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
-        after = (int(cursor["generation"]), str(cursor["after"])) if cursor else None
+        skipped = int(self._pin.get(AFTER, 0))
+        after = (int(cursor["generation"]), str(cursor["after"])) if cursor else (skipped + 1, "")
         self._expect_job()
         for outcome in self._outcomes.as_of(
             self._pin["job_id"], self._pin["generation"], after=after, status=self._where.status

@@ -17,6 +17,7 @@ from penstock_producer.sources.readers.arrow_file import ROWS_PER_BATCH, Groups,
 # Uncompressed bytes of one group's columns that are read. A group is decoded in pieces, but writers that make larger ones
 # hold whole files in one group, which can be entered nowhere else.
 MAX_GROUP_BYTES: Final = 4 * 1024**3
+BATCH_BYTES: Final = 64 * 1024 * 1024  # of rows that are decoded at a time, where they are large: images, for example
 _READ_BUFFER: Final = 1024 * 1024
 
 
@@ -56,13 +57,26 @@ class _ParquetGroups:
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
         """Rows of one row group, as pyarrow has them. Raises SourceError for a group of more than MAX_GROUP_BYTES."""
-        size = self._file.metadata.row_group(group).total_byte_size
+        found = self._file.metadata.row_group(group)
+        size = found.total_byte_size
         if size > MAX_GROUP_BYTES:
             raise SourceError(
                 "row_group_too_large",
                 f"row group {group} of {self._uri} has {size} bytes, and at most {MAX_GROUP_BYTES} are read; write smaller "
                 "row groups (pyarrow: row_group_size=100_000)",
             )
+        read = _bytes_of(found, frozenset(columns))
+        rows = max(1, min(ROWS_PER_BATCH, found.num_rows * BATCH_BYTES // max(1, read)))
         yield from self._file.iter_batches(
-            batch_size=ROWS_PER_BATCH, row_groups=[group], columns=list(columns), use_threads=False
+            batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False
         )
+
+
+def _bytes_of(group: Any, columns: frozenset[str]) -> int:
+    """Uncompressed bytes of these columns in a row group; those of a struct are listed by their fields."""
+    chunks = (group.column(number) for number in range(group.num_columns))
+    return sum(
+        int(chunk.total_uncompressed_size)
+        for chunk in chunks
+        if chunk.path_in_schema in columns or chunk.path_in_schema.partition(".")[0] in columns
+    )

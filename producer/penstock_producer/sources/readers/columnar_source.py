@@ -21,6 +21,8 @@ from penstock_producer.sources.readers.columnar import damaged, open_groups
 from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows, RowOptions
 
 _POSITION = re.compile(r"(\d{1,9}):(\d{1,12})", re.ASCII)  # "group:row"
+PIECE_BYTES: Final = 32 * 1024 * 1024  # of a batch that become Python objects at a time: rows may hold images
+_BYTES_FIX: Final = "write it as text; a column of images or sounds is named by --image-field or --audio-field"
 KEPT_BYTES: Final = 64 * 1024 * 1024  # of a group, for the next fetch: documents come nearly in order
 
 
@@ -52,7 +54,7 @@ class ColumnarSource(PinnedRows):
             for batch in self._batches(group):
                 wanted = batch.slice(max(0, skip - row))
                 row += batch.num_rows - wanted.num_rows
-                for record in _records(wanted):
+                for record in _in_pieces(wanted):
                     number += 1
                     yield self._read(record, f"{group}:{row}", number, {"group": group, "row": row + 1, "rows": number})
                     row += 1
@@ -79,7 +81,10 @@ class ColumnarSource(PinnedRows):
         try:
             if isinstance(record, RowFault):
                 raise record
-            doc_id, body = self._form.read({name: _plain(value, name) for name, value in record.items()})
+            media = self._form.media_columns
+            doc_id, body = self._form.read(
+                {name: _plain(value, name, takes_bytes=name in media) for name, value in record.items()}
+            )
         except RowFault as fault:
             return self._bad(number, fault, cursor)
         return Document(doc_id, body, position, number, cursor)
@@ -121,6 +126,13 @@ def _needed(names: Sequence[str], used: tuple[str, ...] | None) -> list[str]:
     return [name for name in names if name in parts]
 
 
+def _in_pieces(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
+    """All rows of a batch, of which as many are Python objects at a time as come to ``PIECE_BYTES``."""
+    rows = max(1, batch.num_rows * PIECE_BYTES // max(1, batch.nbytes))
+    for start in range(0, batch.num_rows, rows):
+        yield from _records(batch.slice(start, rows))
+
+
 def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
     """The rows of a record batch as Python objects; a fault for one whose text is not UTF-8, which writers do not check."""
     try:
@@ -136,9 +148,11 @@ def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
             )  # fmt: skip
 
 
-def _plain(value: Any, column: str) -> Any:
-    """A value of a column as JSON has it. Raises RowFault."""
+def _plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
+    """A value of a column as JSON has it, or with the bytes of images and sounds. Raises RowFault."""
     match value:
+        case bytes() if takes_bytes:
+            return value
         case str():
             check_text(value, column)
             return value
@@ -152,16 +166,16 @@ def _plain(value: Any, column: str) -> Any:
                 fix="write null where there is no number", field=column, value=seen(value),
             )  # fmt: skip
         case dict():
-            return {name: _plain(part, column) for name, part in value.items()}
+            return {name: _plain(part, column, takes_bytes=takes_bytes) for name, part in value.items()}
         case list() | tuple():
-            return [_plain(part, column) for part in value]
+            return [_plain(part, column, takes_bytes=takes_bytes) for part in value]
         case datetime.date() | datetime.time():  # a datetime is a date
             return value.isoformat()
         case decimal.Decimal():
             return str(value)
     raise RowFault(
         "invalid_type", f"The column {column!r} holds {type(value).__name__}, which is no text, number or list.",
-        fix="write it as text", field=column, value=seen(value),
+        fix=_BYTES_FIX if isinstance(value, bytes) else "write it as text", field=column, value=seen(value),
     )  # fmt: skip
 
 

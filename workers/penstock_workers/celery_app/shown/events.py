@@ -12,7 +12,9 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from penstock_ledger import keys
+from penstock_workers.celery_app.shown.firings import tell_firings
 from penstock_workers.celery_app.shown.sampling import EventSample
+from penstock_workers.decided_times import DecidedTimes
 
 FLUSH_EACH_S = 0.5
 BUFFER_MAX = 1_000  # events, some 300 bytes each; a full buffer is sent at once
@@ -20,8 +22,11 @@ UNSENT_MAX = 20  # groups that Redis would not take, kept until it is back: the 
 FLEET_LOOK_EACH_S = 10.0
 
 
-def gather_events(consumer: Any, sample: EventSample) -> None:
-    """To be called once per broker connection: each has a dispatcher of its own, and ends its timers."""
+def gather_events(consumer: Any, sample: EventSample, decided: DecidedTimes | None = None) -> None:
+    """To be called once per broker connection: each has a dispatcher of its own, and ends its timers.
+
+    ``decided``: times of schedules, which are shown as well.
+    """
     dispatcher = consumer.event_dispatcher
     if dispatcher is None:
         return
@@ -36,6 +41,8 @@ def gather_events(consumer: Any, sample: EventSample) -> None:
     consumer.timer.call_repeatedly(FLUSH_EACH_S, flush)
     count_workers(dispatcher, sample)
     consumer.timer.call_repeatedly(FLEET_LOOK_EACH_S, count_workers, (dispatcher, sample))
+    if decided is not None:
+        tell_firings(consumer, decided)
 
 
 def count_workers(dispatcher: Any, sample: EventSample) -> None:

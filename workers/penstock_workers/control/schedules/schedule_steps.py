@@ -18,6 +18,7 @@ from penstock_producer.errors import ScheduleError, SourceForbidden, SourceUnava
 from penstock_producer.schedules.due import Due, due
 from penstock_producer.schedules.timetable import Timetable
 from penstock_workers.control.schedules.starts import Start, Started, Starts
+from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.failure_log import FailureLog
 
 log = logging.getLogger(__name__)
@@ -41,12 +42,15 @@ class ScheduleSteps:
         owner: str,
         on_ended: Callable[[], None],
         firings: Counter[FiringOutcome],
+        decided: DecidedTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``start`` submits the job of a planned time, in a thread; ``firings`` counts what came of the times decided here."""
+        """``start`` submits the job of a planned time, in a thread; ``firings`` counts what came of the times decided here,
+        and ``decided``, which has a bound, gets each of them."""
         self._store = store
         self._owner = owner
         self._firings = firings
+        self._decided = decided
         self._clock = clock
         self._starts = Starts(start, on_ended)
         self._failures = FailureLog(log)
@@ -110,9 +114,13 @@ class ScheduleSteps:
         self._starts.forget(start)
 
     def _started(self, schedule: Schedule, started: Started, then: float, shown: str) -> None:
+        if started.waits:
+            retry_at = self._store.now() + WAIT_S
+            self._store.wait(schedule, self._owner, str(started.why_not), retry_at=retry_at)
+            return
         if started.job_id is None:
-            nothing = Decision(schedule.next_at, FiringOutcome.NOTHING_NEW, then, reason=started.why_not)
-            self._decide(schedule, nothing)
+            outcome, why = FiringOutcome.NOTHING_NEW, started.why_not
+            self._decide(schedule, Decision(schedule.next_at, outcome, then, reason=why, taken=started.read))
             return
         decision = Decision(schedule.next_at, FiringOutcome.STARTED, then, job_id=started.job_id)
         if self._decide(schedule, decision):
@@ -136,6 +144,8 @@ class ScheduleSteps:
         is_ours = self._store.decide(schedule, decision)
         if is_ours:
             self._firings[decision.outcome] += 1
+            if self._decided is not None:
+                self._decided.append((schedule, decision))
         return is_ours
 
     def _guarded(self, schedule: Schedule, work: Callable[[], None]) -> None:

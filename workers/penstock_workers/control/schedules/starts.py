@@ -20,6 +20,8 @@ class Started:
 
     job_id: str | None
     why_not: str | None = None
+    waits: bool = False  # for what ``why_not`` says: the time is not decided yet
+    read: bytes | None = None  # what was read in vain, and need not be read again
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,18 @@ the conversation does not, so a worker that dies over it makes the item start fr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from penstock_producer.job.endpoints import CHAT, MESSAGES
+from penstock_workers.item.admission import Admission, Turn
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.failures import Failure, RefusedAnswer
+from penstock_workers.item.lane import Prepared
 from penstock_workers.item.outcome import Dead, Retry
 from penstock_workers.item.run.fates import decide
 from penstock_workers.item.run.retry_policy import RetryPolicy
@@ -25,6 +28,7 @@ from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 
 REPAIR = Spent(repairs=1)
 FALLBACK = Spent(fallbacks=1)
+LOOK_S = 0.5  # between looks at the breaker of a provider whose turn is waited for
 # What a provider says against the conversation, which is longer than the document's own request: that is not at fault.
 _OF_THE_CONVERSATION = frozenset({"bad_request", "context_overflow", "request_too_large", "unprocessable"})
 
@@ -55,6 +59,29 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
         attempt.spent = attempt.spent.plus(FALLBACK)
     if attempt.models_left:
         attempt.body = with_model(attempt.body, attempt.job.spec.model)
+
+
+async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) -> Turn:
+    """The turn of an item whose job has `fallback`.
+
+    Where its provider goes down meanwhile, and that of another model is not, the item is another attempt, which asks that
+    model: raises TurnedAway. Nothing was sent, so no attempt is counted.
+    """
+    if attempt.next_body is not None:
+        return await admission.turn(attempt, prepared)
+    waiting = asyncio.ensure_future(admission.turn(attempt, prepared))
+    try:
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=LOOK_S)
+            if not waiting.done() and _models_down(attempt.job, admission.is_down):
+                waiting.cancel()
+                await asyncio.wait({waiting})
+        if waiting.cancelled():
+            provider = attempt.job.spec.provider
+            raise TurnedAway(Retry(0.0, f"provider {provider} is down; another model is asked", counted=False))
+        return waiting.result()
+    finally:
+        waiting.cancel()  # which costs nothing, and is nothing where it has ended
 
 
 def instead_of(attempt: Attempt, before: Failure, error: BaseException, policy: RetryPolicy) -> Failure:

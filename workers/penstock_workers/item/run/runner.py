@@ -24,7 +24,7 @@ from penstock_workers.item.outcome import Outcome, Released, Unreadable
 from penstock_workers.item.reuse.reuse import Reuse
 from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.fates import decide
-from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_of, let_go, to_current_model
+from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_of, let_go, to_current_model, turn_of
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
@@ -129,8 +129,7 @@ class ItemRunner:
     async def _open(self, item: Item) -> Attempt:
         """The item's job and its request body."""
         job = self.reads.known_job(item.key.job_id) or await self.reads.job(item.key.job_id)
-        given = item.message.body or await self.reads.body(item)
-        return Attempt.at(item, job, given)
+        return Attempt.at(item, job, item.message.body or await self.reads.body(item))
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
         """All that can be done before it is the item's turn: the job's own hook, templates, tokens."""
@@ -148,8 +147,7 @@ class ItemRunner:
         return prepared
 
     async def _first_body(self, attempt: Attempt) -> None:
-        spec = attempt.job.spec
-        attempt.body = attempt.given
+        spec, attempt.body = attempt.job.spec, attempt.given
         if spec.preprocess or spec.postprocess or spec.response_schema is not None:
             await self.code.ready(attempt)
         if spec.preprocess is not None:
@@ -171,7 +169,9 @@ class ItemRunner:
         if turn is not None:
             return turn
         with self.waits.admission:
-            return await self.admission.turn(attempt, prepared)
+            if attempt.job.fallback is None:
+                return await self.admission.turn(attempt, prepared)
+            return await turn_of(self.admission, attempt, prepared)
 
     async def _begin(self, attempt: Attempt) -> None:
         """Count the start outside this process, before anything can end it, and learn whether it may start."""

@@ -1,6 +1,7 @@
-"""Whether a 404, a 403, a redirect or a page is one document's own fault, or that of its whole job.
+"""Whether a 404, a 403, a redirect, a page or a refused format is one document's own fault, or that of its whole job.
 
-A wrong URL, a firewall or a proxy answers all requests alike, and as dead letters a job would be gone in seconds. So such
+A wrong URL, a firewall, a proxy, or a provider that does not take the `response_format` that the job puts into its requests
+answers all of them alike, and as dead letters a job would be gone in seconds. So such
 an answer waits for the next that comes to a request sent after it: a good one shows that the document was at fault, and the
 document gets the outcome of its failure. Without one, ``pauses_at`` of them in a row pause the job, and none is dead. After
 that one document at a time goes out until one succeeds. Kept per worker process, in memory: no store is asked.
@@ -14,11 +15,11 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock_workers.item.attempt import Attempt
-from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.failures import Failure, Reply, refuses_format
 from penstock_workers.item.outcome import Parked
 from penstock_workers.item.turned_away import TurnedAway
 
-__all__ = ["to_check"]
+__all__ = ["other_format", "to_check"]
 
 PROVEN_WAIT_S: Final = 2.0
 """An answer of a job that has succeeded here waits so long for another one; then it is the document's own."""
@@ -98,7 +99,7 @@ class Runs:
         """Take in what one call came to. True where other answers decide what this one means: ``weigh`` waits for them."""
         if not self._pauses_at:
             return False
-        if isinstance(happened, Failure) and happened.astray:
+        if isinstance(happened, Failure) and (happened.astray or _is_format_refused(attempt, happened)):
             return True
         if happened.status == 200:
             self._run(attempt).succeed(attempt.sent_at)
@@ -113,7 +114,7 @@ class Runs:
             await self._wait(run, attempt.sent_at)
         if not run.is_long or attempt.sent_at <= run.proven_at:
             return
-        why = f"{run.in_words()}; the last said: {happened.detail}; {_fix(attempt, happened)}, then resume"
+        why = f"{run.in_words()}; the last said: {happened.detail}; {_fix(attempt, happened)}"
         raise TurnedAway(Parked(why, pauses=True))
 
     def close(self) -> None:
@@ -159,8 +160,23 @@ def _what(failure: Failure) -> str:
     return f"{failure.status or 'none'} ({failure.name}{page})"
 
 
+def _is_format_refused(attempt: Attempt, failure: Failure) -> bool:
+    """The job put the same form into all requests, so that none of them is answered."""
+    return refuses_format(failure.name, failure.detail) and attempt.job.spec.asked_format.format is not None
+
+
 def _fix(attempt: Attempt, failure: Failure) -> str:
-    return to_check(failure.name, attempt.job.spec.provider, attempt.job.provider.base_url)
+    if _is_format_refused(attempt, failure):
+        return other_format(attempt.job.spec.provider)
+    return f"{to_check(failure.name, attempt.job.spec.provider, attempt.job.provider.base_url)}, then resume"
+
+
+def other_format(provider: str) -> str:
+    """What to do where a provider refuses the `response_format` that a job puts into its requests."""
+    return (
+        f"provider {provider} refuses the response_format of the job's requests: submit the documents as a new job with "
+        "--response-format json_object or none, and say in the prompt which JSON is wanted"
+    )
 
 
 def to_check(failure: str, provider: str, url: str | None) -> str:

@@ -1,0 +1,104 @@
+"""A value that fits a JSON schema, as a provider with structured outputs answers one: the smallest, with all fields filled.
+
+It covers what answer schemas are written with, references and limits among it, and not what needs a search: a `pattern`, `not`,
+`if` and `uniqueItems` are not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+DEPTH: Final = 8  # objects, arrays and references inside one another that are filled; deeper ones are null
+ENDING: Final = 4  # from here on what may be null or empty is: schemas may refer to themselves
+ITEMS: Final = 1_000  # of one array, whatever it asks for
+TEXTS: Final[Mapping[str, str]] = {
+    "date-time": "2026-01-01T00:00:00Z", "date": "2026-01-01", "time": "00:00:00Z", "duration": "P1D",
+    "email": "anna@example.com", "hostname": "example.com", "ipv4": "192.0.2.1", "ipv6": "2001:db8::1",
+    "uri": "https://example.com/", "uuid": "00000000-0000-4000-8000-000000000000",
+}  # fmt: skip
+_NUMBERS: Final = ("integer", "number")
+
+
+def instance(schema: Any, text: str) -> Any:
+    """``text`` is what the strings of the answer say."""
+    return _Writer(schema, text).of(schema, DEPTH)
+
+
+class _Writer:
+    def __init__(self, whole: Any, text: str) -> None:
+        self._whole, self._text = whole, text
+
+    def of(self, schema: Any, depth: int) -> Any:
+        if not isinstance(schema, dict) or depth == 0:
+            return None
+        if isinstance(schema.get("$ref"), str):
+            return self.of(self._part(schema["$ref"]), depth - 1)
+        if "const" in schema:
+            return schema["const"]
+        if schema.get("enum"):
+            return schema["enum"][len(self._text) % len(schema["enum"])]
+        for union in ("anyOf", "oneOf"):
+            if schema.get(union):
+                return self.of(_chosen(schema[union], depth), depth)
+        for part in schema.get("allOf") or ():
+            schema = {**schema, **self._resolved(part)}
+        kind = schema.get("type")
+        return self._value(kind[0] if isinstance(kind, list) and kind else kind, schema, depth)
+
+    def _value(self, kind: Any, schema: dict[str, Any], depth: int) -> Any:
+        match kind:
+            case "string":
+                return self._string(schema)
+            case "integer" | "number":
+                return _number(kind, schema)
+            case "boolean":
+                return True
+            case "array":
+                return self._array(schema, depth)
+            case "object" | None if kind or "properties" in schema:
+                fields = dict.fromkeys(schema.get("required") or ()) | (schema.get("properties") or {})
+                return {name: self.of(part, depth - 1) for name, part in fields.items()}
+            case _:
+                return None
+
+    def _string(self, schema: dict[str, Any]) -> str:
+        text = TEXTS.get(schema.get("format", ""), self._text).ljust(schema.get("minLength", 0), ".")
+        return text[: schema.get("maxLength", len(text))]
+
+    def _array(self, schema: dict[str, Any], depth: int) -> list[Any]:
+        first = [self.of(part, depth - 1) for part in schema.get("prefixItems") or ()]
+        wanted = max(0 if depth <= ENDING else 1, schema.get("minItems", 0))
+        least = min(wanted, schema.get("maxItems", ITEMS), ITEMS)
+        missing = max(0, least - len(first)) if "items" in schema or not first else 0
+        return [*first, *[self.of(schema.get("items"), depth - 1)] * missing]
+
+    def _resolved(self, part: Any) -> dict[str, Any]:
+        found = self._part(part["$ref"]) if isinstance(part, dict) and isinstance(part.get("$ref"), str) else part
+        return found if isinstance(found, dict) else {}
+
+    def _part(self, reference: str) -> Any:
+        """The part of the schema that a reference such as #/$defs/Name leads to; None for one that leads nowhere."""
+        found = self._whole
+        for name in reference.removeprefix("#").split("/")[1:]:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+
+def _chosen(alternatives: list[Any], depth: int) -> Any:
+    nothing = {"type": "null"}
+    return nothing if depth <= ENDING and nothing in alternatives else alternatives[0]
+
+
+def _number(kind: str, schema: dict[str, Any]) -> float:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if least is None and "exclusiveMinimum" in schema:
+        least = schema["exclusiveMinimum"] + 1
+    if most is None and "exclusiveMaximum" in schema:
+        most = schema["exclusiveMaximum"] - 1
+    value: float = least if least is not None else 1 if most is None else min(1, most)
+    step = schema.get("multipleOf")
+    if step:
+        value = math.ceil(value / step) * step
+    return math.ceil(value) if kind == "integer" else value
