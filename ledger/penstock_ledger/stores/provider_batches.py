@@ -48,17 +48,29 @@ class ProviderBatchStore:
         ``besides``: those that ``owner`` works on already; what else is its own by name is taken up again.
         """
 
-        def lease(connection: Connection) -> list[ProviderBatch]:
+        def wanted(connection: Connection) -> Any:
             now = self._db.now(connection)
             free = or_(table.c.owner.is_(None), table.c.owner == owner, table.c.lease_until <= now)
-            wanted = select(table).where(_OPEN, free, table.c.tag.not_in(besides)).order_by(table.c.packed_at)
-            rows = connection.execute(wanted.limit(limit).with_for_update(skip_locked=True)).all()
+            query = (
+                select(table).where(_OPEN, free, table.c.tag.not_in(besides)).order_by(table.c.packed_at).limit(limit)
+            )
+            return query, now
+
+        def is_any(connection: Connection) -> bool:
+            query, _ = wanted(connection)
+            return connection.execute(query.limit(1)).first() is not None
+
+        def lease(connection: Connection) -> list[ProviderBatch]:
+            query, now = wanted(connection)
+            rows = connection.execute(query.with_for_update(skip_locked=True)).all()
             for row in rows:
                 values = {"owner": owner, "lease_until": now + ttl_s, "fence": row.fence + 1}
                 connection.execute(update(table).where(table.c.tag == row.tag).values(values))
             return [_batch_of(row, fence=row.fence + 1) for row in rows]
 
-        return self._db.write(lease)
+        return (
+            self._db.write(lease) if self._db.read(is_any) else []
+        )  # it is asked every second, and mostly there is none
 
     def renew(self, owner: str, ttl_s: float) -> None:
         """Stay the leader of all that ``owner`` leads."""
