@@ -26,6 +26,10 @@ PREVIEW: Final = _examples(
     'penstock preview tickets.jsonl --prompt "Summarise: {text}" --model gpt-4o-mini',
     "penstock preview night.yaml -n 10",
 )
+ESTIMATE: Final = _examples(
+    'penstock estimate tickets.jsonl --prompt "Summarise: {text}" --model gpt-5-mini --param max_tokens=200 --rpm 5000',
+    "penstock estimate night.yaml --json",
+)
 STATUS: Final = _examples("penstock status tickets --watch", "penstock status tickets --state results/.penstock --json")
 JOBS: Final = _examples("penstock jobs --limit 10")
 REPORT: Final = _examples("penstock report tickets --json")

@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, Command] = {
     "run": Command(ONE_MACHINE, "penstock_cli.commands.run:run", examples.RUN),
     "submit": Command(JOBS, "penstock_cli.commands.submit:submit", examples.SUBMIT),
     "preview": Command(JOBS, "penstock_cli.commands.preview:preview", examples.PREVIEW),
+    "estimate": Command(JOBS, "penstock_cli.commands.estimate:estimate", examples.ESTIMATE),
     "status": Command(JOBS, "penstock_cli.commands.jobs:status", examples.STATUS),
     "jobs": Command(JOBS, "penstock_cli.commands.jobs:list_jobs", examples.JOBS),
     "report": Command(JOBS, "penstock_cli.commands.results:report", examples.REPORT),

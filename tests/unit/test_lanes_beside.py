@@ -16,7 +16,7 @@ def test_the_limit_that_takes_longest_binds() -> None:
     """3,000,000 tokens at 100,000 a minute take 30 minutes; 1,000 requests at 500 a minute would take two."""
     provider = ProviderSettings(rpm=500, tpm=100_000)
     rows = {row.lane: row for row in beside(GUESS, 1_000, SPEC, provider)}
-    assert rows["api"].time == "about 30 min 00 s"
+    assert rows["api"].seconds == 1_800
     assert rows["api"].bound == "100,000 tokens a minute"
     many = {row.lane: row for row in beside(GUESS, 100_000, SPEC, provider)}
     assert many["api"].bound == "500 requests a minute"
@@ -25,9 +25,9 @@ def test_the_limit_that_takes_longest_binds() -> None:
 def test_a_known_price_is_shown_and_an_unknown_one_is_not_zero() -> None:
     """2 million tokens in at 0.25 USD and one million out at 2 USD per million."""
     (api, *_) = beside(GUESS, 10, SPEC, ProviderSettings())
-    assert api.cost == "about $2.50"
+    assert api.cost_usd == 2.5
     (api, *_) = beside(GUESS, 10, SPEC, ProviderSettings(base_url="http://127.0.0.1:9/v1"))
-    assert (api.cost, api.time) == ("unknown", "unknown")
+    assert (api.cost_usd, api.seconds) == (None, None)
     assert "--rpm" in api.bound
 
 
@@ -41,8 +41,8 @@ def test_batches_cost_half_where_the_discount_is_known() -> None:
 def test_lanes_with_a_model_of_their_own_say_how_they_are_measured() -> None:
     """No figure is made up; and the lane for vectors is no choice for a chat."""
     rows = {row.lane: row for row in beside(GUESS, 10, SPEC, ProviderSettings())}
-    assert rows["gpu"].cost == "unknown"
-    assert "--sample 100 --lane gpu" in rows["gpu"].bound
+    assert rows["gpu"].cost_usd is None
+    assert "--lane gpu --sample 100" in rows["gpu"].bound
     assert "embed" not in rows
     vectors = JobSpec(prompt="{text}", model="m", endpoint="/v1/embeddings")
     assert "embed" in {row.lane for row in beside(GUESS, 10, vectors, ProviderSettings())}

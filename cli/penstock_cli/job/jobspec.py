@@ -125,7 +125,7 @@ def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
 
 
 def with_provider(
-    settings: WorkerSettings, name: str, flags: ProviderFlags, fallback: Sequence[str] = ()
+    settings: WorkerSettings, name: str, flags: ProviderFlags, fallback: Sequence[str] = (), *, needs_key: bool = True
 ) -> WorkerSettings:
     """The settings with the named provider, flags over file over defaults, and with those that ``fallback`` names.
     Raises UsageProblem.
@@ -144,6 +144,8 @@ def with_provider(
         )
     known = settings.providers.get(name, ProviderSettings())
     provider = _validated(_of_its_kind(known.model_dump()) | given)
+    if not needs_key:
+        return settings.model_copy(update={"providers": {**settings.providers, name: provider}})
     others = {provider_and_model(one, settings.providers)[0] for one in fallback} - {None, name}
     also = {other: _with_key(settings.providers[other]) for other in sorted(filter(None, others))}
     return settings.model_copy(update={"providers": {name: _with_key(provider), **also}})

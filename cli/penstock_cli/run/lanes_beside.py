@@ -6,65 +6,74 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock_cli.show.text import duration, usd
-from penstock_producer.job.lanes import LANES, packs, served_lanes
+from penstock_producer.job.endpoints import OPENAI
+from penstock_producer.job.lanes import LANES, packs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
     from penstock_producer.accepting.estimates import Estimate
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import ProviderSettings
 
-BATCH_WINDOW_H: Final = 24  # the completion window of every provider's batches
+BATCH_WINDOW_S: Final = 24 * 3600.0  # the completion window of every provider's batches
 UNKNOWN: Final = "unknown"
 
 
 class LaneGuess(NamedTuple):
-    """In words for people; ``bound``: what makes it take that long, or why it is not known."""
+    """None where it is not known. ``bound``: what makes it take that long, or why that is not known."""
 
     lane: str
-    cost: str
-    time: str
+    cost_usd: float | None
+    seconds: float | None
     bound: str
 
 
 def beside(guess: Estimate, documents: int, spec: JobSpec, provider: ProviderSettings) -> list[LaneGuess]:
     """One row per lane that can answer the job's endpoint."""
-    return [_guess(lane, guess, documents, spec, provider) for lane in served_lanes() if _can_answer(lane, spec)]
+    return [_guess(lane, guess, documents, spec, provider) for lane in LANES if _can_answer(lane, spec)]
 
 
-def table(rows: list[LaneGuess]) -> Table:
+def table(rows: Sequence[LaneGuess]) -> Table:
+    """For people. A batch takes at most its window, and the others about their time."""
     from rich.table import Table
 
     shown = Table(
         "lane", "cost", "time", "bounded by", box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim"
     )
     for row in rows:
-        shown.add_row(*row)
+        about = "up to" if packs(row.lane) else "about"
+        shown.add_row(
+            row.lane,
+            UNKNOWN if row.cost_usd is None else f"about {usd(row.cost_usd)}",
+            UNKNOWN if row.seconds is None else f"{about} {duration(row.seconds)}",
+            row.bound,
+        )
     return shown
 
 
 def _can_answer(lane: str, spec: JobSpec) -> bool:
-    """A lane for one endpoint only is no choice for the jobs of others."""
-    only = LANES[lane].endpoint
-    return only is None or only == spec.endpoint
+    """A lane for one endpoint only is no choice for the jobs of others, nor is a model of one's own for another API."""
+    facts = LANES[lane]
+    if facts.has_own_model and spec.endpoint not in OPENAI | facts.endpoints:
+        return False
+    return facts.endpoint in (None, spec.endpoint)
 
 
 def _guess(lane: str, guess: Estimate, documents: int, spec: JobSpec, provider: ProviderSettings) -> LaneGuess:
     if LANES[lane].has_own_model:
         return LaneGuess(
-            lane, UNKNOWN, UNKNOWN, "how fast your cards are; --sample 100 --lane " + lane + " measures it"
+            lane, None, None, f"how fast your cards are; a run with --lane {lane} --sample 100 measures it"
         )
     cost = guess.usd(provider.prices_of(spec.model), in_batch=packs(lane))
-    in_words = UNKNOWN if cost is None else f"about {usd(cost)}"
-    return LaneGuess(lane, in_words, *(_in_batches() if packs(lane) else _in_real_time(guess, documents, provider)))
+    if packs(lane):
+        return LaneGuess(lane, cost, BATCH_WINDOW_S, "the window of the provider's batches; most end sooner")
+    return LaneGuess(lane, cost, *_in_real_time(guess, documents, provider))
 
 
-def _in_batches() -> tuple[str, str]:
-    return f"up to {BATCH_WINDOW_H} h", f"the provider's window of {BATCH_WINDOW_H} h; most batches end sooner"
-
-
-def _in_real_time(guess: Estimate, documents: int, provider: ProviderSettings) -> tuple[str, str]:
+def _in_real_time(guess: Estimate, documents: int, provider: ProviderSettings) -> tuple[float | None, str]:
     """By the declared limits. What a provider allows beyond them, or by its headers alone, is not known before calls."""
     minutes = {
         f"{limit:,.0f} {words} a minute": units / limit
@@ -77,6 +86,6 @@ def _in_real_time(guess: Estimate, documents: int, provider: ProviderSettings) -
         if limit is not None
     }
     if not minutes:
-        return UNKNOWN, "the provider's limits; give --rpm and --tpm"
+        return None, "the provider's limits; give --rpm and --tpm"
     binding = max(minutes, key=minutes.__getitem__)
-    return f"about {duration(math.ceil(minutes[binding] * 60))}", binding
+    return math.ceil(minutes[binding] * 60), binding

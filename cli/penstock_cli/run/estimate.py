@@ -1,0 +1,87 @@
+"""`penstock estimate`: the whole source is read, and nothing is called."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from penstock_cli.job.jobspec import job_spec, with_provider
+from penstock_cli.run.lanes_beside import LaneGuess, beside, table
+from penstock_cli.show.text import count, counted, safe
+from penstock_producer.accepting.estimates import CHARS_PER_TOKEN, Estimate
+
+if TYPE_CHECKING:
+    from penstock_cli.job.given import GivenJob
+    from penstock_cli.job.options import ProviderFlags
+    from penstock_producer.prices.token_prices import ModelPrices
+
+MEASURED_BY = f"{CHARS_PER_TOKEN:g} characters per token"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What is known of a job before anything is spent."""
+
+    source: str
+    documents: int
+    unusable: int
+    guess: Estimate
+    prices: ModelPrices | None  # of the job's model; None = unknown
+    lanes: list[LaneGuess]
+
+
+def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
+    """Raises what reading a source and checking flags raises: SourceError, SpecError, UsageProblem, SettingsError."""
+    from penstock_producer import SpecError
+    from penstock_producer.accepting.survey import survey
+    from penstock_producer.settings import ProducerSettings
+    from penstock_producer.sources import open_source
+    from penstock_workers.settings import WorkerSettings
+
+    spec = job_spec(given)
+    settings = with_provider(WorkerSettings.load(lane=spec.lane), spec.provider, flags, needs_key=False)
+    provider = settings.provider(spec.provider)
+    try:
+        found = survey(open_source(given.source, spec, ProducerSettings.load()), spec)
+    except SpecError as error:
+        raise given.refusal(error) from error
+    usable = found.total - len(found.refused)
+    lanes = beside(found.estimate, usable, spec, provider)
+    return Estimated(given.source, usable, len(found.refused), found.estimate, provider.prices_of(spec.model), lanes)
+
+
+def show(found: Estimated) -> None:
+    """For people: documents and tokens, then the lanes."""
+    from penstock_cli.show.terminal import console as make_console
+
+    console, guess = make_console(), found.guess
+    bad = f", and {count(found.unusable)} unusable rows, which become dead letters" if found.unusable else ""
+    out = "at most" if guess.capped else "very roughly (no max_tokens is set)"
+    console.print(f"{safe(found.source)} holds {counted(found.documents, 'document')}{bad}", soft_wrap=True)
+    console.print(
+        f"tokens: about {count(guess.tokens_in)} in ({MEASURED_BY}), {out} {count(guess.tokens_out)} out",
+        soft_wrap=True,
+    )
+    if found.prices is not None:
+        by = "settings" if found.prices.checked is None else f"{found.prices.source}, checked on {found.prices.checked}"
+        console.print(
+            f"prices: {found.prices.input:g} USD in, {found.prices.output:g} USD out per million tokens, by {by}",
+            soft_wrap=True,
+        )
+    console.print(table(found.lanes))
+    console.print("nothing was started, and no call was made", style="dim")
+
+
+def show_json(found: Estimated) -> None:
+    """For programs; null is unknown."""
+    shown = {
+        "source": found.source, "documents": found.documents, "unusable": found.unusable,
+        "tokens_in": found.guess.tokens_in, "tokens_out": found.guess.tokens_out, "tokens_out_capped": found.guess.capped,
+        "tokens_by": MEASURED_BY,
+        "prices": None if found.prices is None else found.prices.model_dump(mode="json", exclude_none=True),
+        "lanes": [lane._asdict() for lane in found.lanes],
+    }  # fmt: skip
+    typer.echo(json.dumps(shown, indent=2))
