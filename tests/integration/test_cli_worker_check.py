@@ -68,7 +68,7 @@ def test_servers_that_are_away_are_waited_for_a_while(
     [
         ("gpu", "needs a model"),
         ("embed", "embed.model"),
-        ("nope", "lane 'nope' is not available in this worker; available: api, embed, gpu"),
+        ("nope", "lane 'nope' is not available in this worker; available: api, batch, embed, gpu"),
         ("api", "no Penstock tables"),
     ],
 )
