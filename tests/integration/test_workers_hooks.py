@@ -111,7 +111,8 @@ def test_a_schema_is_checked_apart_and_one_that_cannot_be_used_pauses_before_a_c
         fleet.wait_for(endless, JobState.PAUSED, TIME_S)
         assert "schema_unusable" in (fleet.producer.status(endless.job_id).job.reason or "")
         assert fleet.provider_calls() == 0
-        job = fleet.submit(DOCUMENTS, key="checked", response_schema={"type": "object"}, max_attempts=1)
+        unsent = {"response_schema": {"type": "object"}, "response_format": "none"}  # so the provider answers in prose
+        job = fleet.submit(DOCUMENTS, key="checked", max_attempts=1, **unsent)
         fleet.wait_for(job, JobState.COMPLETED, TIME_S)
         letters = list(fleet.producer.dead_letters(job.job_id))
         assert {letter.reason for letter in letters} == {"schema_mismatch"}
