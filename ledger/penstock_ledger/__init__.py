@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
+    from penstock_ledger.provider_batch import NoRoom as NoRoom
     from penstock_ledger.provider_batch import ProviderBatch as ProviderBatch
     from penstock_ledger.provider_batch import Remainder as Remainder
     from penstock_ledger.provider_batch import Waiting as Waiting
@@ -147,7 +148,7 @@ else:
             "penstock_ledger.stores.batch_remainders": "RemainderStore",
             "penstock_ledger.stores.provenance": "MadeWith Provenance",
             "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
-            "penstock_ledger.provider_batch": "BatchState BatchSum NewProviderBatch ProviderBatch Remainder Waiting",
+            "penstock_ledger.provider_batch": "BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting",
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore",

@@ -147,6 +147,13 @@ class House:
     def store(self) -> ProviderBatchStore:
         return ProviderBatchStore(self.producer._database)
 
+    def provider_is_busy(self, job: Job) -> bool:
+        """Whether a batch that was created is not settled."""
+        return any(
+            batch.created_at is not None and batch.state is not BatchState.SETTLED
+            for batch in self.store.of_job(job.job_id)
+        )
+
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[BatchEngine]:
         engine = BatchEngine(self.settings, lambda settings: contextlib.nullcontext(NoControl()))
@@ -192,7 +199,7 @@ def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
             }
         },
     )  # fmt: skip
-    with Producer(database_url=url) as producer:
+    with Producer(settings) as producer:
         producer._database.migrate()
         yield House(settings, producer, tmp_path, provider)
 
@@ -287,6 +294,24 @@ async def test_a_full_account_waits(house: House) -> None:
     assert (counts.succeeded, counts.dead) == (100, 0)
     batches = house.store.of_job(job.job_id)
     assert sum(batch.tokens for batch in batches) > 1_000 >= max(batch.tokens for batch in batches)
+
+
+async def test_a_budget_is_never_passed(house: House) -> None:
+    """Batches are created while the most that they may cost fits into what is left of it; then the job pauses and says so."""
+    job = house.submit(10, budget_usd=0.0085, batch_max_requests=3, params={"max_tokens": 10})
+
+    def is_paused() -> bool:
+        found = house.producer.status(job.job_id).job
+        return found.state is JobState.PAUSED and not house.provider_is_busy(job)
+
+    async with house.working():
+        await house.until(is_paused)
+    counts = house.counts(job)
+    assert 0 < counts.cost_microusd <= 8_500
+    assert len(house.provider.made) == counts.succeeded / 3 == 2
+    reason = house.producer.status(job.job_id).job.reason or ""
+    assert reason.startswith("budget_exhausted: 0.0")
+    assert "the next batch of 3 documents may cost" in reason
 
 
 async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:

@@ -253,6 +253,7 @@ provider_batches = Table(
     Column("requests", BigInteger, nullable=False),
     Column("size", BigInteger, nullable=False),  # bytes of the packed file
     Column("tokens", BigInteger, nullable=False),  # of its prompts, as estimated
+    Column("may_cost_microusd", BigInteger, nullable=False),  # all of it, as estimated; 0 where no price is known
     Column("file_id", Words),
     Column("remote_id", Words),  # the provider's own name of it
     Column("status", Words),  # in the provider's words

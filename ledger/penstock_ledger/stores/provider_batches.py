@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, 
 
 from penstock_ledger.errors import BatchLost
 from penstock_ledger.model import DeadLetter, Feed, ItemKey, Result
-from penstock_ledger.provider_batch import BatchState, BatchSum, NewProviderBatch, ProviderBatch, Remainder
+from penstock_ledger.provider_batch import BatchState, BatchSum, NewProviderBatch, NoRoom, ProviderBatch, Remainder
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import batch_remainders
+from penstock_ledger.sql.tables import batch_remainders, tallies
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.batch_remainders import claim, forget, move, put_back
@@ -144,27 +144,35 @@ class ProviderBatchStore:
             == 1
         )
 
-    def begin_create(self, batch: ProviderBatch, owner: str, cap: int | None) -> bool:
-        """Note that the batch is about to be created, unless its tokens do not fit into the account's ``cap`` beside those
-        of all batches that are at the provider. The only batch of an account always fits.
+    def begin_create(
+        self, batch: ProviderBatch, owner: str, cap: int | None, budget_microusd: int | None = None
+    ) -> NoRoom | None:
+        """Note that the batch is about to be created, unless there is no room for it: then say why, and note nothing.
 
-        Raises BatchLost.
+        Its tokens must fit into the account's ``cap`` beside those of all batches that are at the provider; the only batch
+        of an account always fits. What it may cost must fit into the job's budget beside what is spent and what its
+        batches that are not settled may cost. Raises BatchLost.
         """
 
-        def reserve(connection: Connection) -> bool | None:
+        def reserve(connection: Connection) -> NoRoom | bool:
             if cap is not None:
-                self._lock_account(connection, batch.provider)
+                self._lock(connection, f"penstock:batches:{batch.provider}")
                 held = connection.execute(_held(batch)).scalar_one()
                 if held and held + batch.tokens > cap:
-                    return False
+                    return NoRoom(is_budget=False, held=int(held))
+            if budget_microusd is not None:
+                self._lock(connection, f"penstock:budget:{batch.job_id}")
+                spent = sum(connection.execute(query).scalar_one() for query in _spent(batch.job_id))
+                held = connection.execute(_may_cost(batch)).scalar_one()
+                if spent + held + batch.may_cost_microusd > budget_microusd:
+                    return NoRoom(is_budget=True, held=int(held), spent=int(spent))
             led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
-            noted = connection.execute(update(table).where(*_LED).values(creating_at=time.time()), led)
-            return True if noted.rowcount == 1 else None
+            return connection.execute(update(table).where(*_LED).values(creating_at=time.time()), led).rowcount == 1
 
         reserved = self._db.write(reserve)
-        if reserved is None:
+        if reserved is False:
             raise BatchLost(batch.tag)
-        return reserved
+        return reserved if isinstance(reserved, NoRoom) else None
 
     def replace(self, batch: ProviderBatch, owner: str, new_tag: str, why: str) -> ProviderBatch | None:
         """The same documents as another batch, since the provider will not run this one. None where ``owner`` leads it no
@@ -254,11 +262,10 @@ class ProviderBatchStore:
         )
         return self._db.read(lambda connection: {(row[0], row[1]): row[2] for row in connection.execute(query)})
 
-    def _lock_account(self, connection: Connection, provider: str) -> None:
-        """SQLite's transaction has the write lock already."""
+    def _lock(self, connection: Connection, name: str) -> None:
+        """Until the transaction ends. SQLite's has the write lock already."""
         if not self._db.is_sqlite:
-            lock = text("SELECT pg_advisory_xact_lock(hashtextextended(:account, 0))")
-            connection.execute(lock, {"account": f"penstock:batches:{provider}"})
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
 
 
 class _Claimed(Exception):
@@ -292,6 +299,20 @@ def _held(batch: ProviderBatch) -> Any:
         table.c.tag != batch.tag,
     )
     return select(func.coalesce(func.sum(table.c.tokens), 0)).where(*at_provider)
+
+
+def _may_cost(batch: ProviderBatch) -> Any:
+    """Of the job's batches that are under way, besides this one. What is settled counts as spent."""
+    query = select(func.coalesce(func.sum(table.c.may_cost_microusd), 0))
+    return query.where(
+        table.c.job_id == batch.job_id, _OPEN, table.c.creating_at.is_not(None), table.c.tag != batch.tag
+    )
+
+
+def _spent(job_id: str) -> tuple[Any, ...]:
+    """By documents with an outcome, and by those that wait for another batch."""
+    costs = ((tallies.c.cost_microusd, tallies.c.job_id), (batch_remainders.c.cost_microusd, batch_remainders.c.job_id))
+    return tuple(select(func.coalesce(func.sum(cost), 0)).where(job == job_id) for cost, job in costs)
 
 
 def _batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:

@@ -11,7 +11,7 @@ import orjson
 
 from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
 
-__all__ = ["CHARS_PER_TOKEN", "DEFAULT_OUTPUT_TOKENS", "MTOK", "Estimate", "Measure"]
+__all__ = ["CHARS_PER_TOKEN", "DEFAULT_OUTPUT_TOKENS", "MTOK", "Estimate", "Measure", "output_asked"]
 
 CHARS_PER_TOKEN: Final = 4.0  # as the rate limiter has it before it has learned; a test holds the two together
 DEFAULT_OUTPUT_TOKENS: Final = 256  # the same
@@ -54,7 +54,7 @@ class Measure:
         return self.documents >= MEASURED or self.size >= MEASURED_BYTES
 
     def add(self, body: bytes) -> None:
-        most = _output_asked(orjson.loads(body))
+        most = output_asked(orjson.loads(body))
         self.documents += 1
         self.size += len(body)
         self.chars += len(body) - sum(len(found[0]) for found in _MEDIA.finditer(body))
@@ -77,6 +77,7 @@ class Measure:
         return measure
 
 
-def _output_asked(body: Any) -> int | None:
+def output_asked(body: Any) -> int | None:
+    """The most tokens that a request lets its answer have; None where it does not say."""
     found = [body.get(name) for name in _OUTPUT_FIELDS] if isinstance(body, dict) else []
     return next((most for most in found if isinstance(most, int)), None)

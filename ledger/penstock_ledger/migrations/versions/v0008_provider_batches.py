@@ -27,6 +27,7 @@ def upgrade() -> None:
         sa.Column("requests", sa.BigInteger(), nullable=False),
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("tokens", sa.BigInteger(), nullable=False),
+        sa.Column("may_cost_microusd", sa.BigInteger(), nullable=False),
         sa.Column("file_id", sa.Text()),
         sa.Column("remote_id", sa.Text()),
         sa.Column("status", sa.Text()),

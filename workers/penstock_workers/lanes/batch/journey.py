@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import uuid4
 
-from penstock_ledger import BatchLost, BatchState, JobState, ProviderBatch, ProviderBatchStore
+from penstock_ledger import BatchLost, BatchState, JobState, NoRoom, ProviderBatch, ProviderBatchStore
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import full_jitter
@@ -49,6 +49,7 @@ FAULT_CAP_S: Final = 60.0
 LOOK_AT_JOB_S: Final = 1.0  # while a batch waits for its job to be resumed
 CAP_WAIT_S: Final = 15.0  # for room among the tokens of the account, where no other batch of this worker ends sooner
 POLL_GROWTH: Final = 1.5
+MICROUSD: Final = 1_000_000  # in a dollar
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +307,28 @@ class Journey:
         await self._pause(wait_s)
 
     async def _reserve(self) -> bool:
-        cap = self._around.settings.provider(self.batch.provider).batch_enqueued_tokens
-        fits = await self._in_thread(self._around.store.begin_create, self.batch, self._around.owner, cap)
-        if fits:
+        cap, budget = self._around.settings.provider(self.batch.provider).batch_enqueued_tokens, await self._budget()
+        begin, owner = self._around.store.begin_create, self._around.owner
+        full: NoRoom | None = await self._in_thread(begin, self.batch, owner, cap, budget)
+        if full is None:
             self.batch = replace(self.batch, creating_at=time.time())
             return True
-        await self._wait_for_room(f"the account may have {cap} tokens in batches (batch_enqueued_tokens)")
+        if not full.is_budget:
+            await self._wait_for_room(f"the account may have {cap} tokens in batches (batch_enqueued_tokens)")
+        elif full.held:
+            await self._wait_for_room("the job's budget may be needed for its other batches")
+        else:
+            await self._around.jobs.stop(
+                self.batch.job_id, JobState.PAUSED, _over_budget(self.batch, full, budget or 0)
+            )
+            await self._pause(LOOK_AT_JOB_S)
         return False
+
+    async def _budget(self) -> int | None:
+        """In millionths of a dollar."""
+        job = await self._around.jobs.get(self.batch.job_id)
+        budget_usd = None if job is None else self._around.jobs.spec(job).budget_usd
+        return None if budget_usd is None else round(budget_usd * MICROUSD)
 
     async def _wait_for_room(self, why: str) -> None:
         if self.batch.why != why:
@@ -387,6 +403,13 @@ def _counts(seen: BatchSeen) -> dict[str, int | None]:
         {"succeeded": None, "failed": None}
         if counts is None
         else {"succeeded": counts.succeeded, "failed": counts.failed}
+    )
+
+
+def _over_budget(batch: ProviderBatch, full: NoRoom, budget: int) -> str:
+    return (
+        f"budget_exhausted: {full.spent / MICROUSD:.4f} of {budget / MICROUSD:g} USD are spent, and the next batch of "
+        f"{batch.requests} documents may cost {batch.may_cost_microusd / MICROUSD:.4f} USD; resume with a higher budget_usd"
     )
 
 

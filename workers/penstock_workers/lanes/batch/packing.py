@@ -130,6 +130,7 @@ class Packer:
             spec.model if is_one_model else None,
             min(spec.batch_max_requests or REQUESTS_MAX, REQUESTS_MAX),
             provider.batch_enqueued_tokens,
+            provider.prices_of,
         )
 
     def _fill(self, window: Window, feed: Feed, source: Source) -> tuple[dict[str, Any], bool]:

@@ -6,13 +6,18 @@ their models.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final
 from uuid import uuid4
 
+import orjson
+
 from penstock_ledger import DeadLetter, ItemKey, NewProviderBatch, Remainder
+from penstock_producer.accepting.estimates import DEFAULT_OUTPUT_TOKENS, output_asked
 from penstock_producer.feed.routes import model_of
+from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
 from penstock_ratelimit import Estimator
 from penstock_workers.lanes.batch.custom_ids import custom_id
 from penstock_workers.lanes.batch.packed import PackedDocument, PackedFolder, PackedWriter
@@ -33,6 +38,7 @@ class Terms:
     model: str | None  # None: each request names its own
     requests_max: int
     tokens_max: int | None  # that the account may have in batches
+    prices_of: Callable[[str | None], ModelPrices | None]  # of a model
 
     def model_of(self, body: bytes) -> str | None:
         return self.model or model_of(body)
@@ -60,6 +66,7 @@ class _Open:
     tag: str
     writer: PackedWriter
     tokens: int = 0
+    may_cost_microusd: int = 0
     keys: list[ItemKey] = field(default_factory=list)
 
 
@@ -94,6 +101,7 @@ class Window:
             return False
         packing.writer.add(document, line, body)
         packing.tokens += tokens
+        packing.may_cost_microusd += self._may_cost(model, body, tokens)
         packing.keys.append(before.key)
         return True
 
@@ -107,6 +115,7 @@ class Window:
             batch = NewProviderBatch(
                 packing.tag, terms.job_id, terms.generation, terms.provider, terms.kind, model, terms.endpoint,
                 cursor_before, cursor_behind, packing.writer.requests, packing.writer.size, packing.tokens,
+                packing.may_cost_microusd,
             )  # fmt: skip
             packed.append((batch, packing.keys))
         return packed
@@ -114,6 +123,15 @@ class Window:
     def discard(self) -> None:
         for packing in self._open.values():
             packing.writer.discard()
+
+    def _may_cost(self, model: str | None, body: bytes, prompt_tokens: int) -> int:
+        """Where a request does not say how long its answer may be, as long as the first estimates of other lanes have it."""
+        prices = self._terms.prices_of(model)
+        if prices is None:
+            return 0
+        most = output_asked(orjson.loads(body))
+        used = TokensUsed(prompt_tokens, DEFAULT_OUTPUT_TOKENS if most is None else most)
+        return prices.microusd(used, in_batch=True)
 
     def _is_full(self, packing: _Open, size: int, tokens: int) -> bool:
         limits, terms = self._provider.limits, self._terms
