@@ -187,7 +187,7 @@ def test_flags_that_contradict_are_refused(house: House, flags: tuple[str, ...],
 
 
 def test_arrow_tables_in_python(house: House) -> None:
-    """The same rows as batches for pyarrow, polars and pandas, also while the job runs."""
+    """The same rows as batches for pyarrow, polars and DuckDB, also while the job runs."""
     pytest.importorskip("pyarrow")
     polars = pytest.importorskip("polars")
     house.settle("m", dead="x")

@@ -115,7 +115,7 @@ _TABLE: Final = (
     ),
     Option("table", "The table that a database as the source is read from, e.g. tickets or sales.tickets."),
     Option("query", "The SELECT that a database as the source is read by, in the place of a table.", from_file=True),
-    Option("encoding", "The encoding of CSV and TSV that is not UTF-8, e.g. cp1252, latin-1 or shift_jis."),
+    Option("encoding", "The encoding of CSV, TSV and texts that is not UTF-8, e.g. cp1252, latin-1 or shift_jis."),
     Option(
         "params", "A request parameter, e.g. max_tokens=200 or temperature=0; one of the provider's own is x.NAME.",
         form=FlagForm.PAIRS, flag="param",
