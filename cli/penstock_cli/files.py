@@ -49,10 +49,25 @@ def probe(out: str, source: str) -> None:
         written = Path(out) / name
         if written.exists() and Path(source).exists() and os.path.samefile(written, source):
             raise UsageProblem(f"--out {out}: {name} there is the source itself and would be overwritten; name another")
+    if is_remote(out) and is_remote(source):
+        _keep_apart_in_bucket(out.rstrip("/") + "/", source)
     if not (is_remote(source) or is_remote(out)) and source.endswith("/") and _is_read_with(Path(source), Path(out)):
         raise UsageProblem(
             f"--out {out}: its files would be sources of the next run of {source}; name a folder beside it, or one in it whose "
             "name begins with _"
+        )
+
+
+def _keep_apart_in_bucket(out: str, source: str) -> None:
+    """Raises UsageProblem where an object of the results is the source itself, or lies below the prefix that is read."""
+    from penstock_producer.outputs import ERRORS_NAME, OUTPUT_NAME
+
+    for name in (OUTPUT_NAME, ERRORS_NAME, REPORT_NAME):
+        if source == out + name:
+            raise UsageProblem(f"--out {out}: {name} there is the source itself and would be overwritten; name another")
+    if source.endswith("/") and out.startswith(source):
+        raise UsageProblem(
+            f"--out {out}: its files would be sources of the next run of {source}; name a prefix beside it"
         )
 
 

@@ -47,3 +47,28 @@ def test_results_are_not_written_among_the_sources(tmp_path: Path) -> None:
             files.probe(str(out), f"{tmp_path}/")
     for out in (tmp_path / "_out", tmp_path / ".out" / "x"):
         files.probe(str(out), f"{tmp_path}/")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("s3://b/p/output.jsonl", "output.jsonl there is the source itself"),
+        ("s3://b/p/errors.jsonl", "errors.jsonl there is the source itself"),
+        ("s3://b/", "its files would be sources of the next run"),
+        ("s3://b/p/", "its files would be sources of the next run"),
+        ("s3://b/p/docs.jsonl", None),
+        ("s3://b/pp/", None),
+        ("s3://other/p/output.jsonl", None),
+    ],
+)
+def test_a_source_in_a_bucket_is_not_written_over(
+    source: str, says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by an object of the results, nor by results below the prefix that is read."""
+    monkeypatch.setattr("penstock_producer.outputs.probe_sink", lambda out, **_: None)
+    for out in ("s3://b/p", "s3://b/p/"):
+        if says is None:
+            files.probe(out, source)
+        else:
+            with pytest.raises(UsageProblem, match=says):
+                files.probe(out, source)
