@@ -144,6 +144,21 @@ class ProviderBatchStore:
             == 1
         )
 
+    def end(self, batch: ProviderBatch, owner: str, why: str | None) -> bool:
+        """Note that a batch is settled; False when ``owner`` leads it no more. Remainders that are still its own (its job
+        was cancelled, or a row of the source has changed) wait again: a row that no batch gives back would keep its job
+        from ever ending."""
+        ended = {"state": str(BatchState.SETTLED), "why": why, "settled_at": time.time()}
+        led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
+
+        def write(connection: Connection) -> bool:
+            if connection.execute(update(table).where(*_LED).values(ended), led).rowcount != 1:
+                return False
+            move(connection, batch.tag, None)
+            return True
+
+        return self._db.write(write)
+
     def begin_create(self, batch: ProviderBatch, owner: str, cap: int | None) -> bool:
         """Note that the batch is about to be created, unless its tokens do not fit into the account's ``cap`` beside those
         of all batches that are at the provider. The only batch of an account always fits.

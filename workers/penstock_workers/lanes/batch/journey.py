@@ -261,7 +261,9 @@ class Journey:
         await self._settled("batch_cancelled: its job ended before it was created")
 
     async def _settled(self, why: str | None) -> None:
-        await self._write(state=BatchState.SETTLED, settled_at=time.time(), why=why)
+        if not await self._in_thread(self._around.store.end, self.batch, self._around.owner, why):
+            raise BatchLost(self.batch.tag)
+        self.batch = replace(self.batch, state=BatchState.SETTLED, why=why)
         await self._in_thread(self._around.folder.batch(self.batch.tag).remove)
         self._around.changed.set()
 
