@@ -17,6 +17,7 @@ from penstock_ledger import (
     FeedKind,
     FeedLost,
     ItemKey,
+    JobState,
     JobStore,
     NewJob,
     NewProviderBatch,
@@ -170,6 +171,18 @@ def test_a_batch_that_ends_keeps_no_document(db: Database, batches: ProviderBatc
     assert list(remainders.of_batch("t2")) == []
     assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["b"]
     assert [batch.tag for batch in batches.take(ME, LEASE_S, 10)] == ["t1"]
+
+
+def test_only_batches_that_may_go_on_take_room(db: Database, batches: ProviderBatchStore) -> None:
+    """Those of a paused job, of another provider, and those that were created hold up the packing of no other job."""
+    of_feed(db, batches, packed("t1"), packed("t2"), packed("t3"), packed("t4", provider="q"))
+    led = {batch.tag: batch for batch in batches.take(ME, LEASE_S, 10)}
+    assert (batches.packed_waiting("p"), batches.packed_waiting("q"), batches.packed_waiting("r")) == (3, 1, 0)
+    batches.step(led["t1"], ME, state="uploaded")
+    batches.step(led["t2"], ME, state="created")
+    assert batches.packed_waiting("p") == 2
+    JobStore(db).set_state("job-a", JobState.PAUSED, reason="a person paused it", expect={JobState.RUNNING})
+    assert batches.packed_waiting("p") == 0
 
 
 def test_sums_say_what_is_not_told(db: Database, batches: ProviderBatchStore) -> None:

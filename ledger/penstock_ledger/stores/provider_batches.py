@@ -14,10 +14,10 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, insert, or_, select, text, update
 
 from penstock_ledger.errors import BatchLost
-from penstock_ledger.model import DeadLetter, Feed, ItemKey, Result
+from penstock_ledger.model import DeadLetter, Feed, ItemKey, JobState, Result
 from penstock_ledger.provider_batch import BatchState, BatchSum, NewProviderBatch, ProviderBatch, Remainder
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import batch_remainders
+from penstock_ledger.sql.tables import batch_remainders, jobs
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.batch_remainders import claim, forget, move, put_back
@@ -236,9 +236,15 @@ class ProviderBatchStore:
         query = select(table.c.tag).where(_OPEN)
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
-    def packed_waiting(self) -> int:
-        """Batches of all jobs that wait to be created: their files take room, and their turn has not come."""
-        query = select(func.count()).where(table.c.state.in_((BatchState.PACKED, BatchState.UPLOADED)))
+    def packed_waiting(self, provider: str) -> int:
+        """Batches of a provider that wait to be created: their files take room, and their turn has not come. Those of jobs
+        that are paused do not count: other jobs would wait until a person resumes them."""
+        running = select(jobs.c.job_id).where(jobs.c.state == str(JobState.RUNNING))
+        query = select(func.count()).where(
+            table.c.state.in_((BatchState.PACKED, BatchState.UPLOADED)),
+            table.c.provider == provider,
+            table.c.job_id.in_(running),
+        )
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
     def of_job(self, job_id: str, limit: int = 1_000) -> list[ProviderBatch]:
