@@ -100,6 +100,7 @@ class Memory:
                 yield found
 
     async def cancel(self, batch_id: str) -> BatchSeen:
+        self._raise("cancel")
         self.cancelled.add(batch_id)
         return self._seen(int(batch_id))
 
@@ -294,6 +295,26 @@ async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:
     house.provider.errors = {"look": [BatchGone(404, "not_found", "no such batch")] * 2}
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made)) == (4, 2)
+
+
+async def test_outputs_that_are_gone_are_asked_for_again(house: House) -> None:
+    """Their documents are tried in another batch; nothing waits for a person."""
+    house.provider.errors = {"answers": [BatchGone(404, "not_found", "no such file")]}
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made)) == (4, 2)
+
+
+async def test_a_cancelled_job_ends_without_a_batch_that_is_gone(house: House) -> None:
+    """A provider that does not know the batch any more has nothing to cancel."""
+    gone = BatchGone(404, "not_found", "no such batch")
+    house.provider.ended = False
+    job = house.submit(4)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+        house.provider.errors = {"cancel": [gone] * 1_000, "look": [gone] * 1_000}
+        house.producer.cancel(job.job_id)
+        await house.until(lambda: not house.store.open_of(job.job_id))
+    assert house.provider.cancelled == set()
 
 
 @pytest.mark.parametrize("error", [AccountStopped("401 invalid_api_key"), BatchRefused(400, "bad_endpoint", "no such")])

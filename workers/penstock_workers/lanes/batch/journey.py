@@ -49,6 +49,7 @@ FAULT_CAP_S: Final = 60.0
 LOOK_AT_JOB_S: Final = 1.0  # while a batch waits for its job to be resumed
 CAP_WAIT_S: Final = 15.0  # for room among the tokens of the account, where no other batch of this worker ends sooner
 POLL_GROWTH: Final = 1.5
+POLL_GROWTHS_MAX: Final = 100  # far beyond every cap; a power of some thousands is no float any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +164,10 @@ class Journey:
 
     async def _watch(self) -> None:
         remote_id = self._remote_id
-        if self._standing is Standing.ENDS and not self._cancel_asked:
-            await self._provider.cancel(remote_id)
-            self._cancel_asked, self._polls = True, 0
         try:
+            if self._standing is Standing.ENDS and not self._cancel_asked:
+                await self._provider.cancel(remote_id)
+                self._cancel_asked, self._polls = True, 0
             seen = await self._provider.look(remote_id)
         except BatchGone as error:
             await self._ended(status=self.batch.status, why=f"batch_lost: {error}")
@@ -202,7 +203,11 @@ class Journey:
             if seen.problems:
                 await self._refused(view, packed, seen)
                 return
-            collected = await self._around.collector.answers(self.batch, view, packed, self._provider, seen)
+            try:
+                collected = await self._around.collector.answers(self.batch, view, packed, self._provider, seen)
+            except BatchGone as error:  # what was read of its outputs until then is settled
+                await self._collected(f"batch_lost: {error}")
+                return
             if collected.odd:
                 kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
                 log.warning("provider batch %s: lines of its outputs that are no answers: %s", self.batch.tag, kinds)
@@ -356,7 +361,8 @@ class Journey:
         if fixed is not None:
             return fixed
         self._polls += 1
-        return min(own.poll_cap_s, own.poll_first_s * POLL_GROWTH ** (self._polls - 1)) * random.uniform(0.9, 1.1)
+        growth = POLL_GROWTH ** min(self._polls - 1, POLL_GROWTHS_MAX)
+        return min(own.poll_cap_s, own.poll_first_s * growth) * random.uniform(0.9, 1.1)
 
     async def _write(self, **values: Any) -> None:
         """Raises BatchLost."""
