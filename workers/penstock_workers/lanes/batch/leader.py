@@ -152,6 +152,7 @@ class Leader:
         store, owner = self._around.store, self._around.owner
         taken = await asyncio.to_thread(lambda: store.take(owner, self._lease_s, room, besides=[*self._journeys]))
         for batch in taken:
+            await self._around.jobs.look_if_new(batch.job_id)
             try:
                 self._start(batch, self._providers(batch.provider))
             except WorkerError as error:
