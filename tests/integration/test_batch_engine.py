@@ -29,6 +29,7 @@ from penstock_workers.lanes.batch.provider import (
     LineProblem,
     NewBatch,
     TokenCapReached,
+    TryLater,
     Unclear,
     UnreadableLine,
 )
@@ -105,6 +106,7 @@ class Memory:
         return self._seen(int(batch_id))
 
     async def delete(self, seen: BatchSeen) -> None:
+        self._raise("delete")
         self.deleted.append(seen.file_id)
 
     async def close(self) -> None:
@@ -288,6 +290,26 @@ async def test_a_full_account_waits(house: House) -> None:
     assert (counts.succeeded, counts.dead) == (100, 0)
     batches = house.store.of_job(job.job_id)
     assert sum(batch.tokens for batch in batches) > 1_000 >= max(batch.tokens for batch in batches)
+
+
+async def test_files_of_a_batch_without_room_are_not_left_at_the_provider(house: House) -> None:
+    """Each try uploads them anew; one worker leads each try, and waits longer each time."""
+    full = LineProblem("token_limit_exceeded", "too many tokens", None)
+    house.provider.problems = lambda names, nth: (full,) if nth < 3 else ()
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made), house.provider.uploads) == (4, 4, 4)
+    assert house.provider.deleted == [f"file-{batch.tag}" for batch in house.provider.made[:3]]
+
+
+@pytest.mark.parametrize(
+    "error", [AccountStopped("405 no such route"), BatchRefused(400, "no", "no"), TryLater(0.0, "500")]
+)
+async def test_a_provider_that_deletes_nothing_holds_up_no_job(house: House, error: Exception) -> None:
+    """Files that stay there are told in the log."""
+    house.provider.errors = {"delete": [error] * 1_000}
+    job = house.submit(4, batch_files="delete")
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, house.producer.status(job.job_id).job.state) == (4, JobState.RUNNING)
 
 
 async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:

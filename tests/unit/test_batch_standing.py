@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from penstock_ledger import Database, FeedKind, JobState, JobStore, NewJob, RedisLedger, open_database
 from penstock_workers.lanes.batch.standing import Jobs, Standing
@@ -21,8 +22,7 @@ def db(tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture
 def jobs(db: Database) -> Jobs:
-    hot = RedisLedger.__new__(RedisLedger)  # nothing here asks Redis
-    return Jobs(JobStore(db), hot)
+    return Jobs(JobStore(db), RedisLedger(redis.Redis(), "epoch"))  # nothing here asks Redis
 
 
 def submit(db: Database, job_id: str) -> None:

@@ -137,8 +137,11 @@ def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> No
         ),
         (
             {
-                "prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4},
-                "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0,
+                "prompt_tokens": 9,
+                "completion_tokens": 3,
+                "prompt_tokens_details": {"cached_tokens": 4},
+                "cache_read_input_tokens": 4,
+                "cache_creation_input_tokens": 0,
             },
             TokensUsed(9, 3, cached=4),
         ),

@@ -48,6 +48,10 @@ FAULT_BASE_S: Final = 0.5  # before a step is tried again, doubled with each fai
 FAULT_CAP_S: Final = 60.0
 LOOK_AT_JOB_S: Final = 1.0  # while a batch waits for its job to be resumed
 CAP_WAIT_S: Final = 15.0  # for room among the tokens of the account, where no other batch of this worker ends sooner
+CAP_DOUBLINGS_MAX: Final = (
+    6  # of that wait, where the provider fails a batch for want of room again and again: to 16 minutes
+)
+DELETE_TRIES: Final = 5  # of files at the provider: tidying up must not keep a job from its end
 POLL_GROWTH: Final = 1.5
 POLL_GROWTHS_MAX: Final = 100  # far beyond every cap; a power of some thousands is no float any more
 
@@ -79,6 +83,8 @@ class Journey:
         self._failures = FailureLog(log)
         self._faults = self._polls = 0
         self._cancel_asked = False
+        self._times_full = 0  # in a row that the provider failed it because the account had no room for its tokens
+        self.tags = {batch.tag}  # that it leads: two while a batch takes the place of another
         self._closing = asyncio.Event()
         self._steps: dict[BatchState, Callable[[], Awaitable[None]]] = {
             BatchState.PACKED: self._upload,
@@ -246,13 +252,19 @@ class Journey:
     async def _again(self, seen: BatchSeen) -> None:
         """The account had no room for its tokens: the same documents wait as another batch, since this one has failed."""
         tag, why = uuid4().hex, f"{seen.problems[0].code}: {seen.problems[0].message}"
-        await self._delete()
+        await self._delete(unasked=True)  # each try uploads a file, and no batch was made of this one
+        self.tags.add(tag)
         fresh = await self._in_thread(self._around.store.replace, self.batch, self._around.owner, tag, why)
         if fresh is None:
             raise BatchLost(self.batch.tag)
         await self._in_thread(self._around.folder.rename, self.batch.tag, tag)
-        self.batch, self._polls = fresh, 0
-        await self._wait_for_room(why)
+        self.batch, self.tags, self._polls = fresh, {tag}, 0
+        await self._write(why=why)
+        self._around.changed.clear()
+        doubled = CAP_WAIT_S * 2.0 ** min(self._times_full, CAP_DOUBLINGS_MAX)
+        others_may_end = None if self._times_full else self._around.changed
+        self._times_full += 1
+        await self._pause(doubled, or_when=others_may_end)
 
     async def _wait_or_give_up(self) -> None:
         """Nothing of it is at the provider but its file, maybe."""
@@ -278,6 +290,16 @@ class Journey:
         wanted = unasked or (job is not None and self._around.jobs.spec(job).batch_files == "delete")
         if not wanted or (batch.file_id is None and batch.remote_id is None):
             return
+        try:
+            await self._delete_at_provider(batch)
+        except (BatchRefused, AccountStopped, TryLater, Unclear) as error:
+            if isinstance(error, TryLater | Unclear) and self._faults < DELETE_TRIES:
+                raise
+            log.warning(
+                "provider batch %s: its files stay at the provider, which does not delete them: %s", batch.tag, error
+            )
+
+    async def _delete_at_provider(self, batch: ProviderBatch) -> None:
         if batch.remote_id is None:
             seen = BatchSeen("", "", ended=True, counts=None, file_id=batch.file_id)
         else:

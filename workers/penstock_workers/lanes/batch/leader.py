@@ -150,7 +150,8 @@ class Leader:
         if room <= 0:
             return
         store, owner = self._around.store, self._around.owner
-        taken = await asyncio.to_thread(lambda: store.take(owner, self._lease_s, room, besides=[*self._journeys]))
+        led = [tag for journey, _ in self._journeys.values() for tag in journey.tags]
+        taken = await asyncio.to_thread(lambda: store.take(owner, self._lease_s, room, besides=led))
         for batch in taken:
             await self._around.jobs.look_if_new(batch.job_id)
             try:
