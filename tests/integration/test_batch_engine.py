@@ -17,7 +17,7 @@ from penstock_ledger import BatchState, ProviderBatchStore
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer import Producer
 from penstock_workers.lanes.batch import engine as engine_module
-from penstock_workers.lanes.batch import journey, leader
+from penstock_workers.lanes.batch import journey, leader, provider
 from penstock_workers.lanes.batch.engine import BatchEngine
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
@@ -56,6 +56,7 @@ class Memory:
     odd: tuple[BatchAnswer | UnreadableLine, ...] = ()  # at the beginning of every output
     expired: Callable[[int], bool] = lambda nth: False
     errors: dict[str, list[Exception]] = field(default_factory=dict)  # of calls, each raised once, in their order
+    late: int = 0  # looks at a batch that has ended which do not show its output yet
     works_all_the_same: bool = False  # a create that raises has made its batch
     ended: bool = True
     made: list[NewBatch] = field(default_factory=list)
@@ -88,7 +89,11 @@ class Memory:
 
     async def look(self, batch_id: str) -> BatchSeen:
         self._raise("look")
-        return self._seen(int(batch_id))
+        seen = self._seen(int(batch_id))
+        if self.late and seen.ended:
+            self.late -= 1
+            return seen._replace(outputs=(), counts=provider.Counts(4, 4, 0))
+        return seen
 
     async def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
         self._raise("answers")
@@ -317,6 +322,23 @@ async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:
     house.provider.errors = {"look": [BatchGone(404, "not_found", "no such batch")] * 2}
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made)) == (4, 2)
+
+
+async def test_a_file_that_the_provider_has_dropped_is_uploaded_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch may wait for its turn for longer than its provider keeps files."""
+    house.provider.errors = {"create": [BatchGone(404, "not_found", "no such file")]}
+    monkeypatch.setattr(journey, "FILE_KEPT_S", 0.0)
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made), house.provider.uploads) == (4, 1, 2)
+
+
+async def test_outputs_are_waited_for(house: House) -> None:
+    """A batch whose answers are counted and not shown yet is not paid for a second time."""
+    house.provider.late = 3
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made), house.provider.late) == (4, 1, 0)
 
 
 async def test_outputs_that_are_gone_are_asked_for_again(house: House) -> None:

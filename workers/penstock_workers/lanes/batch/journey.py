@@ -52,6 +52,10 @@ CAP_DOUBLINGS_MAX: Final = (
     6  # of that wait, where the provider fails a batch for want of room again and again: to 16 minutes
 )
 DELETE_TRIES: Final = 5  # of files at the provider: tidying up must not keep a job from its end
+FILE_KEPT_S: Final = (
+    3_600.0  # an upload that is younger is still there: Gemini keeps files for 48 hours, others for weeks
+)
+OUTPUTS_WITHIN_S: Final = 600.0  # of its end a batch names the outputs that it has counted answers for
 POLL_GROWTH: Final = 1.5
 POLL_GROWTHS_MAX: Final = 100  # far beyond every cap; a power of some thousands is no float any more
 
@@ -155,6 +159,15 @@ class Journey:
         self._hit("batch_before_create")
         try:
             seen = await self._provider.create(self._new(packed))
+        except BatchGone:  # its input file, or the model
+            if batch.uploaded_at is None or time.time() - batch.uploaded_at < FILE_KEPT_S:
+                await self._write(creating_at=None)
+                raise
+            log.info("provider batch %s: its file is gone from the provider; it is uploaded again", batch.tag)
+            await self._write(
+                state=BatchState.PACKED, file_id=None, uploading_at=None, uploaded_at=None, creating_at=None
+            )
+            return
         except (TokenCapReached, TryLater, BatchRefused, AccountStopped):
             await self._write(creating_at=None)  # nothing is at the provider, for certain
             raise
@@ -199,6 +212,8 @@ class Journey:
             except BatchGone as error:
                 await self._collected(f"batch_lost: {error}")
                 return
+            if not self._is_whole(seen):
+                raise TryLater(None, f"the provider shows it as {seen.status} and without all that it has answered")
             if any(problem.code in TOKEN_CAP_CODES for problem in seen.problems):
                 await self._again(seen)
                 return
@@ -218,6 +233,12 @@ class Journey:
                 kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
                 log.warning("provider batch %s: lines of its outputs that are no answers: %s", self.batch.tag, kinds)
             await self._collected(_why(seen))
+
+    def _is_whole(self, seen: BatchSeen) -> bool:
+        """Whether its answers can be read: what seems to have none would be asked for, and paid for, again."""
+        if seen.ended and (seen.outputs or seen.counts is None or not seen.counts.succeeded):
+            return True
+        return seen.ended and time.time() - (self.batch.ended_at or 0.0) > OUTPUTS_WITHIN_S
 
     async def _collected(self, why: str) -> None:
         await self._write(state=BatchState.COLLECTED, collected_at=time.time(), why=why)
