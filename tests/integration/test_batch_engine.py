@@ -317,6 +317,21 @@ async def test_a_provider_that_deletes_nothing_holds_up_no_job(house: House, err
     assert (counts.succeeded, house.producer.status(job.job_id).job.state) == (4, JobState.RUNNING)
 
 
+async def test_a_batch_that_never_fits_pauses_its_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to set. Its documents wait for batches of another size, and no try of theirs is counted."""
+    monkeypatch.setattr(journey, "FULL_TRIES", 2)
+    full = LineProblem("token_limit_exceeded", "too many tokens", None)
+    house.provider.problems = lambda names, nth: (full,) if nth < 3 else ()
+    job = house.submit(4, max_attempts=1)
+    async with house.working():
+        await house.until(lambda: not house.store.open_of(job.job_id) and bool(house.provider.made))
+        assert house.producer.status(job.job_id).job.state is JobState.PAUSED
+    assert "batch_enqueued_tokens" in str(house.producer.status(job.job_id).job.reason)
+    house.producer.resume(job.job_id)
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, len(house.provider.made)) == (4, 4)
+
+
 async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:
     """Its documents are tried in another one."""
     house.provider.errors = {"look": [BatchGone(404, "not_found", "no such batch")] * 2}

@@ -181,6 +181,10 @@ class ProviderBatchStore:
             raise BatchLost(batch.tag)
         return reserved
 
+    def tokens_beside(self, batch: ProviderBatch) -> int:
+        """Those of all other batches that are at its provider."""
+        return int(self._db.read(lambda connection: connection.execute(_held(batch)).scalar_one()))
+
     def replace(self, batch: ProviderBatch, owner: str, new_tag: str, why: str) -> ProviderBatch | None:
         """The same documents as another batch, since the provider will not run this one. None where ``owner`` leads it no
         more. Remainders go along."""

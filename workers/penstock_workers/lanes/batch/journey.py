@@ -48,10 +48,9 @@ FAULT_BASE_S: Final = 0.5  # before a step is tried again, doubled with each fai
 FAULT_CAP_S: Final = 60.0
 LOOK_AT_JOB_S: Final = 1.0  # while a batch waits for its job to be resumed
 CAP_WAIT_S: Final = 15.0  # for room among the tokens of the account, where no other batch of this worker ends sooner
-CAP_DOUBLINGS_MAX: Final = (
-    6  # of that wait, where the provider fails a batch for want of room again and again: to 16 minutes
-)
+CAP_DOUBLINGS_MAX: Final = 5  # of that wait, where the provider fails a batch for want of room again and again
 DELETE_TRIES: Final = 5  # of files at the provider: tidying up must not keep a job from its end
+FULL_TRIES: Final = 7  # after 25 minutes of such waits a batch that is alone at its provider is too large
 FILE_KEPT_S: Final = (
     3_600.0  # an upload that is younger is still there: Gemini keeps files for 48 hours, others for weeks
 )
@@ -207,32 +206,38 @@ class Journey:
 
     async def _collect(self) -> None:
         async with self._around.collecting:
-            try:
-                seen = await self._provider.look(self._remote_id)
-            except BatchGone as error:
-                await self._collected(f"batch_lost: {error}")
-                return
-            if not self._is_whole(seen):
-                raise TryLater(None, f"the provider shows it as {seen.status} and without all that it has answered")
-            if any(problem.code in TOKEN_CAP_CODES for problem in seen.problems):
-                await self._again(seen)
-                return
-            view, packed = await self._view(), await self._files()
-            if view is None:
-                await self._collected("batch_cancelled")
-                return
-            if seen.problems:
-                await self._refused(view, packed, seen)
-                return
-            try:
-                collected = await self._around.collector.answers(self.batch, view, packed, self._provider, seen)
-            except BatchGone as error:  # what was read of its outputs until then is settled
-                await self._collected(f"batch_lost: {error}")
-                return
-            if collected.odd:
-                kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
-                log.warning("provider batch %s: lines of its outputs that are no answers: %s", self.batch.tag, kinds)
-            await self._collected(_why(seen))
+            full = await self._read()
+        if full is not None:  # it waits without keeping others from being read
+            await self._again(full)
+
+    async def _read(self) -> BatchSeen | None:
+        """Give its documents what they came to; the batch itself where the account had no room for it."""
+        try:
+            seen = await self._provider.look(self._remote_id)
+        except BatchGone as error:
+            await self._collected(f"batch_lost: {error}")
+            return None
+        if not self._is_whole(seen):
+            raise TryLater(None, f"the provider shows it as {seen.status} and without all that it has answered")
+        if any(problem.code in TOKEN_CAP_CODES for problem in seen.problems):
+            return seen
+        view, packed = await self._view(), await self._files()
+        if view is None:
+            await self._collected("batch_cancelled")
+            return None
+        if seen.problems:
+            await self._refused(view, packed, seen)
+            return None
+        try:
+            collected = await self._around.collector.answers(self.batch, view, packed, self._provider, seen)
+        except BatchGone as error:  # what was read of its outputs until then is settled
+            await self._collected(f"batch_lost: {error}")
+            return None
+        if collected.odd:
+            kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
+            log.warning("provider batch %s: lines of its outputs that are no answers: %s", self.batch.tag, kinds)
+        await self._collected(_why(seen))
+        return None
 
     def _is_whole(self, seen: BatchSeen) -> bool:
         """Whether its answers can be read: what seems to have none would be asked for, and paid for, again."""
@@ -273,6 +278,9 @@ class Journey:
     async def _again(self, seen: BatchSeen) -> None:
         """The account had no room for its tokens: the same documents wait as another batch, since this one has failed."""
         tag, why = uuid4().hex, f"{seen.problems[0].code}: {seen.problems[0].message}"
+        if self._times_full >= FULL_TRIES and not await self._in_thread(self._around.store.tokens_beside, self.batch):
+            await self._give_up_size(why)
+            return
         await self._delete(unasked=True)  # each try uploads a file, and no batch was made of this one
         self.tags.add(tag)
         fresh = await self._in_thread(self._around.store.replace, self.batch, self._around.owner, tag, why)
@@ -286,6 +294,18 @@ class Journey:
         others_may_end = None if self._times_full else self._around.changed
         self._times_full += 1
         await self._pause(doubled, or_when=others_may_end)
+
+    async def _give_up_size(self, why: str) -> None:
+        """It does not fit where it is alone, so it never will: a person says how much does, and its documents go into smaller
+        batches then."""
+        provider, name = self.batch.provider, f"provider batch {self.batch.tag} of {self.batch.requests} requests"
+        words = (
+            f"{name} has more tokens than the account takes even alone ({why}); set providers.{provider}.batch_enqueued_tokens "
+            "to what the account may have, start the worker again, and resume the job"
+        )
+        await self._around.jobs.stop(self.batch.job_id, JobState.PAUSED, words)
+        await self._delete(unasked=True)
+        await self._collected(f"batch_refused: {why}")
 
     async def _wait_or_give_up(self) -> None:
         """Nothing of it is at the provider but its file, maybe."""
