@@ -365,7 +365,7 @@ async def test_outputs_that_are_gone_are_asked_for_again(house: House) -> None:
 
 async def test_a_cancelled_job_ends_without_a_batch_that_is_gone(house: House) -> None:
     """A provider that does not know the batch any more has nothing to cancel."""
-    gone = BatchGone(404, "not_found", "no such batch")
+    gone: Exception = BatchGone(404, "not_found", "no such batch")
     house.provider.ended = False
     job = house.submit(4)
     async with house.working():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection
 from enum import Enum
 
@@ -45,10 +46,9 @@ class Jobs:
 
     async def look_again(self, job_id: str) -> Standing:
         """The same, read anew."""
-        try:
+        job: Job | None = None
+        with contextlib.suppress(JobNotFound):
             job = await asyncio.to_thread(self._jobs.get, job_id)
-        except JobNotFound:
-            job = None
         self._live = {name: one for name, one in self._live.items() if name != job_id}
         if job is not None and not job.state.final:
             self._live[job_id] = job
