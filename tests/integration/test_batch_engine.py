@@ -17,7 +17,7 @@ from penstock_ledger import BatchState, ProviderBatchStore
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer import Producer
 from penstock_workers.lanes.batch import engine as engine_module
-from penstock_workers.lanes.batch import journey, leader
+from penstock_workers.lanes.batch import journey, leader, provider
 from penstock_workers.lanes.batch.engine import BatchEngine
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
@@ -29,6 +29,7 @@ from penstock_workers.lanes.batch.provider import (
     LineProblem,
     NewBatch,
     TokenCapReached,
+    TryLater,
     Unclear,
     UnreadableLine,
 )
@@ -55,6 +56,7 @@ class Memory:
     odd: tuple[BatchAnswer | UnreadableLine, ...] = ()  # at the beginning of every output
     expired: Callable[[int], bool] = lambda nth: False
     errors: dict[str, list[Exception]] = field(default_factory=dict)  # of calls, each raised once, in their order
+    late: int = 0  # looks at a batch that has ended which do not show its output yet
     works_all_the_same: bool = False  # a create that raises has made its batch
     ended: bool = True
     made: list[NewBatch] = field(default_factory=list)
@@ -87,7 +89,11 @@ class Memory:
 
     async def look(self, batch_id: str) -> BatchSeen:
         self._raise("look")
-        return self._seen(int(batch_id))
+        seen = self._seen(int(batch_id))
+        if self.late and seen.ended:
+            self.late -= 1
+            return seen._replace(outputs=(), counts=provider.Counts(4, 4, 0))
+        return seen
 
     async def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
         self._raise("answers")
@@ -100,10 +106,12 @@ class Memory:
                 yield found
 
     async def cancel(self, batch_id: str) -> BatchSeen:
+        self._raise("cancel")
         self.cancelled.add(batch_id)
         return self._seen(int(batch_id))
 
     async def delete(self, seen: BatchSeen) -> None:
+        self._raise("delete")
         self.deleted.append(seen.file_id)
 
     async def close(self) -> None:
@@ -192,7 +200,7 @@ def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
     url = f"sqlite:///{tmp_path}/ledger.db"
     settings = WorkerSettings.load(
         redis_url=redis_server.url, database_url=url, lane="batch", control=False,
-        batch={"folder": tmp_path / "packed", "poll_first_s": 0.02, "poll_cap_s": 0.05},
+        batch={"folder": tmp_path / "packed", "poll_first_s": 0.02, "poll_cap_s": 0.05, "unclear_s": 0.02},
         providers={
             "default": {
                 "usd_per_mtok_in": 100, "usd_per_mtok_out": 200, "batch_discount": 0.5, "batch_enqueued_tokens": 1_000,
@@ -283,6 +291,22 @@ async def test_a_create_without_an_answer_is_looked_for(house: House, works: boo
     assert (counts.succeeded, len(house.provider.made)) == (4, 1)
 
 
+async def test_a_list_that_shows_a_batch_late_gets_no_second_one(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first looks after a create without an answer do not find it, though it is there: it is not paid twice."""
+    house.provider.errors, house.provider.works_all_the_same = {"create": [Unclear("cut")]}, True
+    shown, looks = house.provider.find, 0
+
+    async def late(tag: str, since: float) -> BatchSeen | None:
+        nonlocal looks
+        looks += 1
+        return await shown(tag, since) if looks > 1 else None
+
+    monkeypatch.setattr(house.provider, "find", late)
+    house.settings.batch.__dict__["unclear_s"] = 0.3
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made), looks) == (4, 1, 2)
+
+
 async def test_a_full_account_waits(house: House) -> None:
     """Whether the provider says so at once or by failing the batch: no attempt is counted, and the documents go once there is
     room. More tokens than the account may have are never asked for at once."""
@@ -314,11 +338,83 @@ async def test_a_budget_is_never_passed(house: House) -> None:
     assert "the next batch of 3 documents may cost" in reason
 
 
+async def test_files_of_a_batch_without_room_are_not_left_at_the_provider(house: House) -> None:
+    """Each try uploads them anew; one worker leads each try, and waits longer each time."""
+    full = LineProblem("token_limit_exceeded", "too many tokens", None)
+    house.provider.problems = lambda names, nth: (full,) if nth < 3 else ()
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made), house.provider.uploads) == (4, 4, 4)
+    assert house.provider.deleted == [f"file-{batch.tag}" for batch in house.provider.made[:3]]
+
+
+@pytest.mark.parametrize(
+    "error", [AccountStopped("405 no such route"), BatchRefused(400, "no", "no"), TryLater(0.0, "500")]
+)
+async def test_a_provider_that_deletes_nothing_holds_up_no_job(house: House, error: Exception) -> None:
+    """Files that stay there are told in the log."""
+    house.provider.errors = {"delete": [error] * 1_000}
+    job = house.submit(4, batch_files="delete")
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, house.producer.status(job.job_id).job.state) == (4, JobState.RUNNING)
+
+
+async def test_a_batch_that_never_fits_pauses_its_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to set. Its documents wait for batches of another size, and no try of theirs is counted."""
+    monkeypatch.setattr(journey, "FULL_TRIES", 2)
+    full = LineProblem("token_limit_exceeded", "too many tokens", None)
+    house.provider.problems = lambda names, nth: (full,) if nth < 3 else ()
+    job = house.submit(4, max_attempts=1)
+    async with house.working():
+        await house.until(lambda: not house.store.open_of(job.job_id) and bool(house.provider.made))
+        assert house.producer.status(job.job_id).job.state is JobState.PAUSED
+    assert "batch_enqueued_tokens" in str(house.producer.status(job.job_id).job.reason)
+    house.producer.resume(job.job_id)
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, len(house.provider.made)) == (4, 4)
+
+
 async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:
     """Its documents are tried in another one."""
     house.provider.errors = {"look": [BatchGone(404, "not_found", "no such batch")] * 2}
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made)) == (4, 2)
+
+
+async def test_a_file_that_the_provider_has_dropped_is_uploaded_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch may wait for its turn for longer than its provider keeps files."""
+    house.provider.errors = {"create": [BatchGone(404, "not_found", "no such file")]}
+    monkeypatch.setattr(journey, "FILE_KEPT_S", 0.0)
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made), house.provider.uploads) == (4, 1, 2)
+
+
+async def test_outputs_are_waited_for(house: House) -> None:
+    """A batch whose answers are counted and not shown yet is not paid for a second time."""
+    house.provider.late = 3
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made), house.provider.late) == (4, 1, 0)
+
+
+async def test_outputs_that_are_gone_are_asked_for_again(house: House) -> None:
+    """Their documents are tried in another batch; nothing waits for a person."""
+    house.provider.errors = {"answers": [BatchGone(404, "not_found", "no such file")]}
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made)) == (4, 2)
+
+
+async def test_a_cancelled_job_ends_without_a_batch_that_is_gone(house: House) -> None:
+    """A provider that does not know the batch any more has nothing to cancel."""
+    gone: Exception = BatchGone(404, "not_found", "no such batch")
+    house.provider.ended = False
+    job = house.submit(4)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+        house.provider.errors = {"cancel": [gone] * 1_000, "look": [gone] * 1_000}
+        house.producer.cancel(job.job_id)
+        await house.until(lambda: not house.store.open_of(job.job_id))
+    assert house.provider.cancelled == set()
 
 
 @pytest.mark.parametrize("error", [AccountStopped("401 invalid_api_key"), BatchRefused(400, "bad_endpoint", "no such")])

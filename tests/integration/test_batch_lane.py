@@ -28,7 +28,12 @@ class House:
         self.store = ProviderBatchStore(fleet.producer._database)
 
     def worker(self, **settings: object) -> Process:
-        own = {"batch__folder": self.fleet.folder / "packed", "batch__poll_first_s": 0.1, "batch__poll_cap_s": 0.3}
+        own = {
+            "batch__folder": self.fleet.folder / "packed",
+            "batch__poll_first_s": 0.1,
+            "batch__unclear_s": 0.2,
+            "batch__poll_cap_s": 0.3,
+        }
         return self.fleet.worker(1, lane="batch", **own, **settings)
 
     def submit(self, documents: int, **spec: object) -> Job:

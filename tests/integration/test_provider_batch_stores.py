@@ -17,6 +17,7 @@ from penstock_ledger import (
     FeedKind,
     FeedLost,
     ItemKey,
+    JobState,
     JobStore,
     NewJob,
     NewProviderBatch,
@@ -168,6 +169,35 @@ def test_a_batch_is_replaced_by_another(db: Database, batches: ProviderBatchStor
     assert [one.key.doc_id for one in RemainderStore(db).of_batch("new-t2")] == ["a"]
     sums = {(one.state, one.why): one.batches for one in batches.sums("job-a")}
     assert sums == {(BatchState.SETTLED, "token_limit_exceeded"): 2, (BatchState.PACKED, "waits"): 2}
+
+
+def test_a_batch_that_ends_keeps_no_document(db: Database, batches: ProviderBatchStore) -> None:
+    """What it leaves without an outcome waits again, so that its job can end; who leads it no more changes nothing."""
+    remainders = RemainderStore(db)
+    of_feed(db, batches, packed("t1"))
+    batches.settle("t1", [], [], [left("a"), left("b")])
+    keys = [one.key for one in remainders.unclaimed("job-a", 1)]
+    assert batches.add_of_remainders(ME, LEASE_S, [(packed("t2", cursor_before=None, cursor_behind=None), keys)])
+    led = {batch.tag: batch for batch in batches.take(ME, LEASE_S, 10)}
+    batches.settle("t2", [], [dead("a")], [])
+    assert not batches.end(led["t2"], OTHER, None)
+    assert [one.key.doc_id for one in remainders.of_batch("t2")] == ["b"]
+    assert batches.end(led["t2"], ME, "batch_cancelled: its job ended before it was created")
+    assert list(remainders.of_batch("t2")) == []
+    assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["b"]
+    assert [batch.tag for batch in batches.take(ME, LEASE_S, 10)] == ["t1"]
+
+
+def test_only_batches_that_may_go_on_take_room(db: Database, batches: ProviderBatchStore) -> None:
+    """Those of a paused job, of another provider, and those that were created hold up the packing of no other job."""
+    of_feed(db, batches, packed("t1"), packed("t2"), packed("t3"), packed("t4", provider="q"))
+    led = {batch.tag: batch for batch in batches.take(ME, LEASE_S, 10)}
+    assert (batches.packed_waiting("p"), batches.packed_waiting("q"), batches.packed_waiting("r")) == (3, 1, 0)
+    batches.step(led["t1"], ME, state="uploaded")
+    batches.step(led["t2"], ME, state="created")
+    assert batches.packed_waiting("p") == 2
+    JobStore(db).set_state("job-a", JobState.PAUSED, reason="a person paused it", expect={JobState.RUNNING})
+    assert batches.packed_waiting("p") == 0
 
 
 def test_sums_say_what_is_not_told(db: Database, batches: ProviderBatchStore) -> None:

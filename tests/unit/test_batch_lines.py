@@ -12,13 +12,23 @@ from penstock_workers.lanes.batch.apis import anthropic_lines, gemini_lines, ope
 from penstock_workers.lanes.batch.apis.anthropic import LIMITS as ANTHROPIC
 from penstock_workers.lanes.batch.apis.line_cutter import EndlessLine, LineCutter, TooLong
 from penstock_workers.lanes.batch.apis.output_lines import Line
-from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, UnreadableLine
+from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, LineTooLong, UnreadableLine
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"\xc3\xa9"}]}'
 
 
 def line(value: Any) -> Line:
     return Line(7, value if isinstance(value, bytes) else json.dumps(value).encode())
+
+
+def test_a_request_beyond_the_providers_limit_is_too_large() -> None:
+    """Which is another thing than a request that no batch of it takes."""
+    with pytest.raises(LineTooLong, match="may have 50"):
+        openai_lines.write_line("a", "/v1/chat/completions", BODY, 50)
+    with pytest.raises(LineTooLong, match="may have 50"):
+        anthropic_lines.write_line("a", "/v1/messages", BODY, ANTHROPIC._replace(line_bytes=50))
+    with pytest.raises(LineTooLong, match="may have 50"):
+        gemini_lines.write_line("a", "/v1beta/generateContent", BODY, 50)
 
 
 # -- cutting -----------------------------------------------------------------------------------------------------------

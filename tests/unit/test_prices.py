@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.prices.known import known_discount, known_prices
 from penstock_producer.prices.token_prices import LongPrices, ModelPrices, TokensUsed
+from penstock_workers.item.answer_forms import counted
 from penstock_workers.item.tokens import tokens_used
 
 OPENAI = "https://api.openai.com/v1"
@@ -134,8 +135,24 @@ def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> No
             {"input_tokens": 9, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 20},
             TokensUsed(129, 3, cached=100, cache_written=20),
         ),
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 3,
+                "prompt_tokens_details": {"cached_tokens": 4},
+                "cache_read_input_tokens": 4,
+                "cache_creation_input_tokens": 0,
+            },
+            TokensUsed(9, 3, cached=4),
+        ),
     ],
 )
 def test_tokens_of_every_kind_are_read_from_what_a_provider_reports(usage: dict[str, object], used: TokensUsed) -> None:
-    """OpenAI's two APIs and Anthropic's; what makes no sense counts as none."""
+    """OpenAI's two APIs and Anthropic's, and gateways that mix them; what makes no sense counts as none."""
     assert tokens_used(usage, 9, 3) == used
+
+
+def test_an_answer_in_openais_names_costs_whatever_stands_beside_them() -> None:
+    """LiteLLM adds Anthropic's figures of the cache: the tokens are those that OpenAI's names say, and never none."""
+    usage = {"prompt_tokens": 9, "completion_tokens": 3, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
+    assert counted(usage) == (9, 3)

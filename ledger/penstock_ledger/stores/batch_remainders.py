@@ -119,8 +119,8 @@ def forget(connection: Connection, keys: Iterable[ItemKey]) -> None:
             connection.execute(of_feed.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])))
 
 
-def move(connection: Connection, from_tag: str, to_tag: str) -> None:
-    """What one batch had, another one has, as part of a larger transaction."""
+def move(connection: Connection, from_tag: str, to_tag: str | None) -> None:
+    """What one batch had, another one has, as part of a larger transaction. None: it waits for one."""
     connection.execute(_MOVE, {"from_tag": from_tag, "to_tag": to_tag})
 
 

@@ -14,10 +14,10 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, insert, or_, select, text, update
 
 from penstock_ledger.errors import BatchLost
-from penstock_ledger.model import DeadLetter, Feed, ItemKey, Result
+from penstock_ledger.model import DeadLetter, Feed, ItemKey, JobState, Result
 from penstock_ledger.provider_batch import BatchState, BatchSum, NewProviderBatch, NoRoom, ProviderBatch, Remainder
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import batch_remainders, tallies
+from penstock_ledger.sql.tables import batch_remainders, jobs, tallies
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.batch_remainders import claim, forget, move, put_back
@@ -144,6 +144,21 @@ class ProviderBatchStore:
             == 1
         )
 
+    def end(self, batch: ProviderBatch, owner: str, why: str | None) -> bool:
+        """Note that a batch is settled; False when ``owner`` leads it no more. Remainders that are still its own (its job
+        was cancelled, or a row of the source has changed) wait again: a row that no batch gives back would keep its job
+        from ever ending."""
+        ended = {"state": str(BatchState.SETTLED), "why": why, "settled_at": time.time()}
+        led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
+
+        def write(connection: Connection) -> bool:
+            if connection.execute(update(table).where(*_LED).values(ended), led).rowcount != 1:
+                return False
+            move(connection, batch.tag, None)
+            return True
+
+        return self._db.write(write)
+
     def begin_create(
         self, batch: ProviderBatch, owner: str, cap: int | None, budget_microusd: int | None = None
     ) -> NoRoom | None:
@@ -173,6 +188,10 @@ class ProviderBatchStore:
         if reserved is False:
             raise BatchLost(batch.tag)
         return reserved if isinstance(reserved, NoRoom) else None
+
+    def tokens_beside(self, batch: ProviderBatch) -> int:
+        """Those of all other batches that are at its provider."""
+        return int(self._db.read(lambda connection: connection.execute(_held(batch)).scalar_one()))
 
     def replace(self, batch: ProviderBatch, owner: str, new_tag: str, why: str) -> ProviderBatch | None:
         """The same documents as another batch, since the provider will not run this one. None where ``owner`` leads it no
@@ -229,9 +248,15 @@ class ProviderBatchStore:
         query = select(table.c.tag).where(_OPEN)
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
-    def packed_waiting(self) -> int:
-        """Batches of all jobs that wait to be created: their files take room, and their turn has not come."""
-        query = select(func.count()).where(table.c.state.in_((BatchState.PACKED, BatchState.UPLOADED)))
+    def packed_waiting(self, provider: str) -> int:
+        """Batches of a provider that wait to be created: their files take room, and their turn has not come. Those of jobs
+        that are paused do not count: other jobs would wait until a person resumes them."""
+        running = select(jobs.c.job_id).where(jobs.c.state == str(JobState.RUNNING))
+        query = select(func.count()).where(
+            table.c.state.in_((BatchState.PACKED, BatchState.UPLOADED)),
+            table.c.provider == provider,
+            table.c.job_id.in_(running),
+        )
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
     def of_job(self, job_id: str, limit: int = 1_000) -> list[ProviderBatch]:

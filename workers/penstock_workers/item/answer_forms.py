@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from penstock_workers.item.tokens import believed
+from penstock_workers.item.tokens import believed, counts_cache_beside
 
 Usage = Mapping[str, Any] | None
 
@@ -61,7 +61,7 @@ def counted(usage: Usage) -> tuple[int | None, int | None]:
     """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and never as money."""
     if usage is None:
         return None, None
-    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+    if counts_cache_beside(usage):
         return _with_cache(usage), believed(usage.get("output_tokens"))
     return (
         believed(usage.get("prompt_tokens", usage.get("input_tokens"))),

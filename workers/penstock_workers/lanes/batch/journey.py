@@ -48,8 +48,16 @@ FAULT_BASE_S: Final = 0.5  # before a step is tried again, doubled with each fai
 FAULT_CAP_S: Final = 60.0
 LOOK_AT_JOB_S: Final = 1.0  # while a batch waits for its job to be resumed
 CAP_WAIT_S: Final = 15.0  # for room among the tokens of the account, where no other batch of this worker ends sooner
+CAP_DOUBLINGS_MAX: Final = 5  # of that wait, where the provider fails a batch for want of room again and again
+DELETE_TRIES: Final = 5  # of files at the provider: tidying up must not keep a job from its end
+FULL_TRIES: Final = 7  # after 25 minutes of such waits a batch that is alone at its provider is too large
+FILE_KEPT_S: Final = (
+    3_600.0  # an upload that is younger is still there: Gemini keeps files for 48 hours, others for weeks
+)
+OUTPUTS_WITHIN_S: Final = 600.0  # of its end a batch names the outputs that it has counted answers for
 POLL_GROWTH: Final = 1.5
 MICROUSD: Final = 1_000_000  # in a dollar
+POLL_GROWTHS_MAX: Final = 100  # far beyond every cap; a power of some thousands is no float any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,8 @@ class Journey:
         self._failures = FailureLog(log)
         self._faults = self._polls = 0
         self._cancel_asked = False
+        self._times_full = 0  # in a row that the provider failed it because the account had no room for its tokens
+        self.tags = {batch.tag}  # that it leads: two while a batch takes the place of another
         self._closing = asyncio.Event()
         self._steps: dict[BatchState, Callable[[], Awaitable[None]]] = {
             BatchState.PACKED: self._upload,
@@ -139,6 +149,9 @@ class Journey:
                 )
                 await self._created(seen)
                 return
+            if (left_s := self._unclear_s(batch.creating_at)) > 0:
+                await self._pause(left_s)  # the provider's list may show it late
+                return
             await self._write(creating_at=None)
         if self._standing is not Standing.RUNS:
             await self._wait_or_give_up()
@@ -149,6 +162,15 @@ class Journey:
         self._hit("batch_before_create")
         try:
             seen = await self._provider.create(self._new(packed))
+        except BatchGone:  # its input file, or the model
+            if batch.uploaded_at is None or time.time() - batch.uploaded_at < FILE_KEPT_S:
+                await self._write(creating_at=None)
+                raise
+            log.info("provider batch %s: its file is gone from the provider; it is uploaded again", batch.tag)
+            await self._write(
+                state=BatchState.PACKED, file_id=None, uploading_at=None, uploaded_at=None, creating_at=None
+            )
+            return
         except (TokenCapReached, TryLater, BatchRefused, AccountStopped):
             await self._write(creating_at=None)  # nothing is at the provider, for certain
             raise
@@ -164,10 +186,10 @@ class Journey:
 
     async def _watch(self) -> None:
         remote_id = self._remote_id
-        if self._standing is Standing.ENDS and not self._cancel_asked:
-            await self._provider.cancel(remote_id)
-            self._cancel_asked, self._polls = True, 0
         try:
+            if self._standing is Standing.ENDS and not self._cancel_asked:
+                await self._provider.cancel(remote_id)
+                self._cancel_asked, self._polls = True, 0
             seen = await self._provider.look(remote_id)
         except BatchGone as error:
             await self._ended(status=self.batch.status, why=f"batch_lost: {error}")
@@ -188,26 +210,44 @@ class Journey:
 
     async def _collect(self) -> None:
         async with self._around.collecting:
-            try:
-                seen = await self._provider.look(self._remote_id)
-            except BatchGone as error:
-                await self._collected(f"batch_lost: {error}")
-                return
-            if any(problem.code in TOKEN_CAP_CODES for problem in seen.problems):
-                await self._again(seen)
-                return
-            view, packed = await self._view(), await self._files()
-            if view is None:
-                await self._collected("batch_cancelled")
-                return
-            if seen.problems:
-                await self._refused(view, packed, seen)
-                return
+            full = await self._read()
+        if full is not None:  # it waits without keeping others from being read
+            await self._again(full)
+
+    async def _read(self) -> BatchSeen | None:
+        """Give its documents what they came to; the batch itself where the account had no room for it."""
+        try:
+            seen = await self._provider.look(self._remote_id)
+        except BatchGone as error:
+            await self._collected(f"batch_lost: {error}")
+            return None
+        if not self._is_whole(seen):
+            raise TryLater(None, f"the provider shows it as {seen.status} and without all that it has answered")
+        if any(problem.code in TOKEN_CAP_CODES for problem in seen.problems):
+            return seen
+        view, packed = await self._view(), await self._files()
+        if view is None:
+            await self._collected("batch_cancelled")
+            return None
+        if seen.problems:
+            await self._refused(view, packed, seen)
+            return None
+        try:
             collected = await self._around.collector.answers(self.batch, view, packed, self._provider, seen)
-            if collected.odd:
-                kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
-                log.warning("provider batch %s: lines of its outputs that are no answers: %s", self.batch.tag, kinds)
-            await self._collected(_why(seen))
+        except BatchGone as error:  # what was read of its outputs until then is settled
+            await self._collected(f"batch_lost: {error}")
+            return None
+        if collected.odd:
+            kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
+            log.warning("provider batch %s: lines of its outputs that are no answers: %s", self.batch.tag, kinds)
+        await self._collected(_why(seen))
+        return None
+
+    def _is_whole(self, seen: BatchSeen) -> bool:
+        """Whether its answers can be read: what seems to have none would be asked for, and paid for, again."""
+        if seen.ended and (seen.outputs or seen.counts is None or not seen.counts.succeeded):
+            return True
+        return seen.ended and time.time() - (self.batch.ended_at or 0.0) > OUTPUTS_WITHIN_S
 
     async def _collected(self, why: str) -> None:
         await self._write(state=BatchState.COLLECTED, collected_at=time.time(), why=why)
@@ -242,13 +282,34 @@ class Journey:
     async def _again(self, seen: BatchSeen) -> None:
         """The account had no room for its tokens: the same documents wait as another batch, since this one has failed."""
         tag, why = uuid4().hex, f"{seen.problems[0].code}: {seen.problems[0].message}"
-        await self._delete()
+        if self._times_full >= FULL_TRIES and not await self._in_thread(self._around.store.tokens_beside, self.batch):
+            await self._give_up_size(why)
+            return
+        await self._delete(unasked=True)  # each try uploads a file, and no batch was made of this one
+        self.tags.add(tag)
         fresh = await self._in_thread(self._around.store.replace, self.batch, self._around.owner, tag, why)
         if fresh is None:
             raise BatchLost(self.batch.tag)
         await self._in_thread(self._around.folder.rename, self.batch.tag, tag)
-        self.batch, self._polls = fresh, 0
-        await self._wait_for_room(why)
+        self.batch, self.tags, self._polls = fresh, {tag}, 0
+        await self._write(why=why)
+        self._around.changed.clear()
+        doubled = CAP_WAIT_S * 2.0 ** min(self._times_full, CAP_DOUBLINGS_MAX)
+        others_may_end = None if self._times_full else self._around.changed
+        self._times_full += 1
+        await self._pause(doubled, or_when=others_may_end)
+
+    async def _give_up_size(self, why: str) -> None:
+        """It does not fit where it is alone, so it never will: a person says how much does, and its documents go into smaller
+        batches then."""
+        provider, name = self.batch.provider, f"provider batch {self.batch.tag} of {self.batch.requests} requests"
+        words = (
+            f"{name} has more tokens than the account takes even alone ({why}); set providers.{provider}.batch_enqueued_tokens "
+            "to what the account may have, start the worker again, and resume the job"
+        )
+        await self._around.jobs.stop(self.batch.job_id, JobState.PAUSED, words)
+        await self._delete(unasked=True)
+        await self._collected(f"batch_refused: {why}")
 
     async def _wait_or_give_up(self) -> None:
         """Nothing of it is at the provider but its file, maybe."""
@@ -262,7 +323,9 @@ class Journey:
         await self._settled("batch_cancelled: its job ended before it was created")
 
     async def _settled(self, why: str | None) -> None:
-        await self._write(state=BatchState.SETTLED, settled_at=time.time(), why=why)
+        if not await self._in_thread(self._around.store.end, self.batch, self._around.owner, why):
+            raise BatchLost(self.batch.tag)
+        self.batch = replace(self.batch, state=BatchState.SETTLED, why=why)
         await self._in_thread(self._around.folder.batch(self.batch.tag).remove)
         self._around.changed.set()
 
@@ -272,6 +335,16 @@ class Journey:
         wanted = unasked or (job is not None and self._around.jobs.spec(job).batch_files == "delete")
         if not wanted or (batch.file_id is None and batch.remote_id is None):
             return
+        try:
+            await self._delete_at_provider(batch)
+        except (BatchRefused, AccountStopped, TryLater, Unclear) as error:
+            if isinstance(error, TryLater | Unclear) and self._faults < DELETE_TRIES:
+                raise
+            log.warning(
+                "provider batch %s: its files stay at the provider, which does not delete them: %s", batch.tag, error
+            )
+
+    async def _delete_at_provider(self, batch: ProviderBatch) -> None:
         if batch.remote_id is None:
             seen = BatchSeen("", "", ended=True, counts=None, file_id=batch.file_id)
         else:
@@ -365,12 +438,18 @@ class Journey:
             spec: JobSpec = self._around.jobs.spec(job)
             return await asyncio.to_thread(self._around.packer.files, job, spec, self.batch, self._provider)
 
+    def _unclear_s(self, creating_at: float) -> float:
+        """How long the provider's list is not yet believed that it does not have the batch."""
+        most = self._around.settings.batch.unclear_s
+        return min(most, creating_at + most - time.time())
+
     def _poll_s(self) -> float:
         own, fixed = self._around.settings.batch, self._around.jobs.poll_s(self.batch.job_id)
         if fixed is not None:
             return fixed
         self._polls += 1
-        return min(own.poll_cap_s, own.poll_first_s * POLL_GROWTH ** (self._polls - 1)) * random.uniform(0.9, 1.1)
+        growth = POLL_GROWTH ** min(self._polls - 1, POLL_GROWTHS_MAX)
+        return min(own.poll_cap_s, own.poll_first_s * growth) * random.uniform(0.9, 1.1)
 
     async def _write(self, **values: Any) -> None:
         """Raises BatchLost."""

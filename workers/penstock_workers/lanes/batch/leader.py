@@ -150,8 +150,10 @@ class Leader:
         if room <= 0:
             return
         store, owner = self._around.store, self._around.owner
-        taken = await asyncio.to_thread(lambda: store.take(owner, self._lease_s, room, besides=[*self._journeys]))
+        led = [tag for journey, _ in self._journeys.values() for tag in journey.tags]
+        taken = await asyncio.to_thread(lambda: store.take(owner, self._lease_s, room, besides=led))
         for batch in taken:
+            await self._around.jobs.look_if_new(batch.job_id)
             try:
                 self._start(batch, self._providers(batch.provider))
             except WorkerError as error:
@@ -177,7 +179,7 @@ class Leader:
 
     async def _pack_feed(self, job: Job, live: LiveFeed) -> None:
         owner = self._around.owner
-        if not (live.free or live.led_by(owner)) or not await self._has_room():
+        if not (live.free or live.led_by(owner)) or not await self._has_room(job):
             return
         feed = live.feed
         if not live.led_by(owner):
@@ -191,14 +193,18 @@ class Leader:
             await asyncio.to_thread(self._feeds.release_feed, feed, owner)
 
     async def _pack_windows(self, job: Job, feed: Feed) -> None:
-        """While there is room for what is packed."""
+        """While there is room for what is packed. A round packs a few windows at most: other jobs have their turn, too, and
+        whether jobs are paused or cancelled is looked at between rounds."""
         spec = self._around.jobs.spec(job)
         provider = self._providers(spec.provider)
-        while not feed.exhausted and await self._has_room():
+        for _ in range(self._settings.batch.packed_ahead):
+            if feed.exhausted or not await self._has_room(job):
+                return
             if await self._around.jobs.look_again(job.job_id) is not Standing.RUNS:
                 return  # packing takes its time, and a person need not wait for all of it
             async with self._around.packing:
                 after, packed = await asyncio.to_thread(self._around.packer.pack_feed, job, spec, feed, provider)
+            self._turned_at = time.monotonic()
             await self._packed(job, packed)
             if after == feed:
                 return  # an open job that has no more documents now
@@ -213,7 +219,7 @@ class Leader:
         is_due = waiting.documents >= enough or time.time() - waiting.since >= REMAINDERS_WAIT_S
         if not is_due:  # unless nothing can add to them any more
             is_due = feed.exhausted and not await asyncio.to_thread(self._around.store.open_of, job.job_id)
-        if not is_due or not await self._has_room():
+        if not is_due or not await self._has_room(job):
             return
         async with self._around.packing:
             packer, provider = self._around.packer, self._providers(spec.provider)
@@ -227,8 +233,9 @@ class Leader:
             self._around.failpoints.hit("batch_packed")
             await self._take_batches()
 
-    async def _has_room(self) -> bool:
-        return await asyncio.to_thread(self._around.store.packed_waiting) < self._settings.batch.packed_ahead
+    async def _has_room(self, job: Job) -> bool:
+        provider = self._around.jobs.spec(job).provider
+        return await asyncio.to_thread(self._around.store.packed_waiting, provider) < self._settings.batch.packed_ahead
 
     async def _let_go(self, job: Job, feeds: Sequence[LiveFeed]) -> None:
         """Feeds of a job that is paused or ends are not read on here."""

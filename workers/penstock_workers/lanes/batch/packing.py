@@ -245,7 +245,15 @@ def _fetch(source: Source, one: Remainder, changed: list[DeadLetter]) -> Documen
     try:
         return source.fetch(one.position)
     except RowChanged as error:
-        changed.append(lost(one.key, str(error)))
+        letter = replace(
+            lost(one.key, str(error)),
+            attempts=one.attempts,
+            calls=one.calls,
+            prompt_tokens=one.prompt_tokens,
+            completion_tokens=one.completion_tokens,
+            cost_microusd=one.cost_microusd,
+        )  # what earlier batches used up on it was paid for
+        changed.append(letter)
         return None
 
 

@@ -138,6 +138,10 @@ class BadLine(BatchError):
     """This request cannot be a line of a batch: its body is what this dialect or endpoint does not take."""
 
 
+class LineTooLong(BadLine):
+    """The line has more bytes than a provider takes."""
+
+
 class BatchRefused(BatchError):
     """The provider will never take this batch."""
 

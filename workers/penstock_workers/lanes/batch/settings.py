@@ -18,6 +18,8 @@ class BatchSettings(LaneSettings):
     folder: Path = DEFAULT_FOLDER  # packed files until their batches are settled; lost ones are packed again
     packed_ahead: Annotated[int, Field(ge=1, le=100)] = 3  # batches that are packed and wait to be created
     led_max: Annotated[int, Field(ge=1, le=10_000)] = 500  # batches that one worker watches
+    # After a create without an answer: for so long the provider's list is not believed when it does not have the batch.
+    unclear_s: Annotated[float, Field(ge=0, le=3_600)] = 30.0
     poll_first_s: Annotated[float, Field(gt=0, le=3_600)] = 5.0  # after a batch was created; jobs may say batch_poll_s
     poll_cap_s: Annotated[float, Field(gt=0, le=3_600)] = 120.0  # that pause grows up to this
 

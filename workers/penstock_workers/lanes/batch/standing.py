@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection
 from enum import Enum
 
@@ -45,11 +46,19 @@ class Jobs:
 
     async def look_again(self, job_id: str) -> Standing:
         """The same, read anew."""
-        live = await asyncio.to_thread(self._jobs.get, job_id)
-        self._live = {name: job for name, job in self._live.items() if name != job_id}
-        if not live.state.final:
-            self._live[job_id] = live
+        job: Job | None = None
+        with contextlib.suppress(JobNotFound):
+            job = await asyncio.to_thread(self._jobs.get, job_id)
+        self._live = {name: one for name, one in self._live.items() if name != job_id}
+        if job is not None and not job.state.final:
+            self._live[job_id] = job
         return self.standing(job_id)
+
+    async def look_if_new(self, job_id: str) -> None:
+        """At a job that the latest look did not have: it may be over, or younger than that look, and then nothing of it may
+        be cancelled."""
+        if job_id not in self._live:
+            await self.look_again(job_id)
 
     def poll_s(self, job_id: str) -> float | None:
         """How often the job wants its batches looked at; None: as the worker's settings have it."""

@@ -21,7 +21,7 @@ from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
 from penstock_ratelimit import Estimator
 from penstock_workers.lanes.batch.custom_ids import custom_id
 from penstock_workers.lanes.batch.packed import PackedDocument, PackedFolder, PackedWriter
-from penstock_workers.lanes.batch.provider import BadLine, BatchProvider
+from penstock_workers.lanes.batch.provider import BadLine, BatchProvider, LineTooLong
 
 MODELS_MAX: Final = 32  # packed side by side: each has three files open
 
@@ -44,19 +44,15 @@ class Terms:
         return self.model or model_of(body)
 
 
-class TooLong(BadLine):
-    """The line has more bytes than a provider takes."""
-
-
 def line_of(
     provider: BatchProvider, terms: Terms, doc_id: str, body: bytes, before: Remainder
 ) -> tuple[PackedDocument, bytes]:
-    """One document as the provider reads it. ``before``: what it used up until now. Raises BadLine and TooLong."""
+    """One document as the provider reads it. ``before``: what it used up until now. Raises BadLine and LineTooLong."""
     name = custom_id(doc_id, provider.limits.id_chars)
     line = provider.line(name, terms.endpoint, body)
     most = min(provider.limits.line_bytes, provider.limits.total_bytes)
     if len(line) > most:
-        raise TooLong(f"its line has {len(line)} bytes; one of a batch at {terms.provider} has at most {most}")
+        raise LineTooLong(f"its line has {len(line)} bytes; one of a batch at {terms.provider} has at most {most}")
     used = (before.attempts, before.calls, before.prompt_tokens, before.completion_tokens, before.cost_microusd)
     return PackedDocument(name, doc_id, before.position, *used, 0, 0), line
 
@@ -84,7 +80,7 @@ class Window:
         try:
             document, line = line_of(self._provider, self._terms, doc_id, body, before)
         except BadLine as error:
-            reason = "request_too_large" if isinstance(error, TooLong) else "bad_request"
+            reason = "request_too_large" if isinstance(error, LineTooLong) else "bad_request"
             self.letters.append(_letter(before, reason, str(error), body))
             return True
         model = self._terms.model_of(body)

@@ -10,7 +10,7 @@ import orjson
 from penstock_producer.job.endpoints import MESSAGES
 from penstock_workers.lanes.batch.apis.output_lines import Line
 from penstock_workers.lanes.batch.apis.reading import identifier, mapping, request_body, said
-from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, BatchLimits, UnreadableLine
+from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, BatchLimits, LineTooLong, UnreadableLine
 
 PREFIX: Final = b'{"custom_id":"'  # what each packed line begins with: the mark is put behind it
 MARK_CHARS: Final = 8
@@ -53,14 +53,14 @@ _lines: Final = msgspec.json.Decoder(_Line)
 
 
 def write_line(custom_id: str, endpoint: str, body: bytes, limits: BatchLimits) -> bytes:
-    """Raises BadLine."""
+    """Raises BadLine and LineTooLong."""
     if endpoint != MESSAGES:
         raise BadLine(f"Anthropic's batches take requests to {MESSAGES}, and this one is for {endpoint}")
     if not 0 < len(custom_id) <= limits.id_chars:
         raise BadLine(f"the custom id has {len(custom_id)} characters, and may have 1 to {limits.id_chars}")
     line = b"".join((PREFIX, custom_id.encode(), b'","params":', request_body(body), b"}\n"))
     if len(line) > limits.line_bytes:
-        raise BadLine(f"the request has {len(line)} bytes, and may have {limits.line_bytes}")
+        raise LineTooLong(f"the request has {len(line)} bytes, and may have {limits.line_bytes}")
     return line
 
 

@@ -125,6 +125,7 @@ class OpenAIBatches:
         batch_id, status = identifier(batch.get("id")), identifier(batch.get("status"))
         if batch_id is None or status is None:
             raise self._http.unusable("the answer about a batch has no id or no status", once=once)
+        status = status.lower()  # some servers of this shape write COMPLETED
         outputs = tuple(filter(None, (identifier(batch.get(f"{name}_file_id")) for name in ("output", "error"))))
         counts = mapping(batch.get("request_counts"))
         return BatchSeen(

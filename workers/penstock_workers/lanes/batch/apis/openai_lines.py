@@ -9,7 +9,7 @@ import orjson
 
 from penstock_workers.lanes.batch.apis.output_lines import Line
 from penstock_workers.lanes.batch.apis.reading import MAX_ID_CHARS, identifier, mapping, request_body, said
-from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, UnreadableLine
+from penstock_workers.lanes.batch.provider import BatchAnswer, LineTooLong, UnreadableLine
 
 
 class _Response(msgspec.Struct):
@@ -28,11 +28,11 @@ _answers: Final = msgspec.json.Decoder(_Answer)
 
 
 def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> bytes:
-    """Raises BadLine."""
+    """Raises BadLine and LineTooLong."""
     head = orjson.dumps({"custom_id": custom_id, "method": "POST", "url": endpoint})
     line = b"".join((head[:-1], b',"body":', request_body(body), b"}\n"))
     if len(line) > most_bytes:
-        raise BadLine(f"the request has {len(line)} bytes, and a line of a batch may have {most_bytes}")
+        raise LineTooLong(f"the request has {len(line)} bytes, and a line of a batch may have {most_bytes}")
     return line
 
 
