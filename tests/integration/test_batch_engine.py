@@ -219,7 +219,7 @@ async def test_documents_become_results_at_half_the_price(house: House) -> None:
     assert (counts.succeeded, counts.calls) == (25, 25)
     assert counts.cost_microusd == 25 * (10 * 100 + 5 * 200) // 2
     assert sorted(name for names in house.provider.names for name in names) == sorted(f"d{n}" for n in range(25))
-    assert [len(names) for names in house.provider.names] == [10, 10, 5]
+    assert sorted(len(names) for names in house.provider.names) == [5, 10, 10]
     assert house.provider.deleted == []
     await house.until(lambda: not list((house.folder / "packed").iterdir()))
 
@@ -351,7 +351,7 @@ async def test_files_of_a_batch_without_room_are_not_left_at_the_provider(house:
     "error", [AccountStopped("405 no such route"), BatchRefused(400, "no", "no"), TryLater(0.0, "500")]
 )
 async def test_a_provider_that_deletes_nothing_holds_up_no_job(house: House, error: Exception) -> None:
-    """Files that stay there are told in the log."""
+    """The log names files that stay there."""
     house.provider.errors = {"delete": [error] * 1_000}
     job = house.submit(4, batch_files="delete")
     counts = await house.all_settled(job)

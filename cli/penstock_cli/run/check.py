@@ -77,8 +77,8 @@ def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
     from penstock_producer.errors import Problem, SpecError
     from penstock_workers.lanes.registry import served_by
 
-    served = served_by(settings)
-    if served is None or not served.names or (spec.lane == "gpu" and settings.gpu.lora_from is not None):
+    served, own = served_by(settings), settings.of_lane(spec.lane)
+    if served is None or not served.names or (own is not None and own.finds_names_later()):
         return  # a provider's; or what is served is known once the worker is up
     elsewhere = [model for model in spec.fallback or () if model not in served.every_name]
     if elsewhere:

@@ -27,6 +27,10 @@ class LaneSettings(BaseModel):
         """The same where a job has a folder of its own on this machine, with what it keeps beside the job."""
         return self
 
+    def finds_names_later(self) -> bool:
+        """Whether workers serve names besides those of the settings, which are known once one is up."""
+        return False
+
     def hosting(self, model: str) -> Self:
         """The same with the model that a command line names. For lanes that host a model themselves."""
         raise NotImplementedError(f"{type(self).__name__} hosts no model")

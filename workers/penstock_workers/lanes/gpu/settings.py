@@ -115,6 +115,9 @@ class GpuSettings(LaneSettings):
     def cards_per_engine(self) -> int | None:
         return None if self.upstream_url is not None else self.cards_per_replica * self.data_parallel
 
+    def finds_names_later(self) -> bool:
+        return self.lora_from is not None
+
     def hosting(self, model: str) -> Self:
         folder = Path(model)
         if model.startswith(BUCKET):
