@@ -302,7 +302,8 @@ async def test_a_list_that_shows_a_batch_late_gets_no_second_one(house: House, m
         return await shown(tag, since) if looks > 1 else None
 
     monkeypatch.setattr(house.provider, "find", late)
-    house.settings.batch.__dict__["unclear_s"] = 0.3
+    longer = house.settings.batch.model_copy(update={"unclear_s": 0.3})
+    house.settings = house.settings.model_copy(update={"batch": longer})
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made), looks) == (4, 1, 2)
 
