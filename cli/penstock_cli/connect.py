@@ -85,6 +85,12 @@ class Books:
 
         return ProviderBatchStore(self.database).sums(job.job_id)
 
+    def batches_created(self, job: Job) -> tuple[int, int]:
+        """How many of them providers took, and the requests in them."""
+        from penstock_ledger import ProviderBatchStore
+
+        return ProviderBatchStore(self.database).created(job.job_id)
+
     def seconds(self, job: Job) -> float | None:
         """Seconds of work of a local job; None where only the calendar knows."""
         from penstock_cli.show.figures import KeptFigures

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Final
 
 from penstock_ledger import MadeWith, Provenance
-from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.lanes import has_own_model, packs
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Done
 from penstock_workers.settings import ProviderSettings
@@ -58,7 +58,8 @@ class MadeWithNotes:
             return MadeWith(generation, lane, "", self._release, self._engine, usd_per_hour=self._usd_per_hour)
         prices = provider.prices_of(model)
         per_token = (None, None) if prices is None else (prices.input, prices.output)
-        return MadeWith(generation, lane, name, self._release, "", *per_token)
+        discount = None if prices is None or not packs(lane) else prices.batch_discount
+        return MadeWith(generation, lane, name, self._release, "", *per_token, batch_discount=discount)
 
 
 def engine_in_words(package: str | None, server: str | None) -> str:
