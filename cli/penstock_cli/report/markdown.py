@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock_cli.report.course import Course
 
 CELL_CHARS = 300
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$@:-])")  # what Markdown, or HTML in it, would take for its own
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#!|~&$@:])")  # what Markdown, or HTML in it, would take for its own
 _BACKTICKS = re.compile(r"`+")
 
 
