@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from penstock_producer.errors import seen
 
-__all__ = ["BASE_URLS", "CHAT", "EMBEDDINGS", "GENERATE", "MESSAGES", "OPENAI", "SCORING", "Kind"]
+__all__ = ["BASE_URLS", "CHAT", "EMBEDDINGS", "GENERATE", "MESSAGES", "OPENAI", "SCORING", "Kind", "generate_path"]
 
 OPENAI: Final = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations", "/v1/responses",

@@ -20,7 +20,7 @@ def generating(request: Request) -> Request:
         fields = _fields.decode(request.body)
         model = msgspec.json.decode(fields.pop("model", b"null"))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnusableRequest(f"the request is no JSON object: {error}") from error
+        raise UnusableRequest(f"the request is not a JSON object: {error}") from error
     path = generate_path(model)
     if path is None:
         raise UnusableRequest('the request names no model of Gemini: write "model": "gemini-2.5-flash", say')
