@@ -417,7 +417,8 @@ def test_the_course_of_a_job_is_counted_by_stretches_of_time(
     outcomes.settle([*results, result("reused", reason="cache"), result("unknown", latency_ms=0)], [letter("x")])
     for number, doc in enumerate(("7", "1234", "x")):
         moved = update(outcome_rows).where(outcome_rows.c.doc_id == doc).values(created_at=1000.0 + 25 * number)
-        db.write(lambda connection, moved=moved: connection.execute(moved))
+        with db.engine.begin() as connection:
+            connection.execute(moved)
     assert outcomes.ended_in("job-a", 1000.0, 10)[:3] == [(0, 1, 0), (2, 1, 0), (5, 0, 1)]
     assert outcomes.latencies("job-a") == [(7, 1), (1_230, 1), (23_400, 1), (3_999_000, 1)]
 

@@ -282,7 +282,7 @@ def test_chat_lines_become_requests_of_gemini() -> None:
                 {"text": "see"}, {"inlineData": {"mimeType": "image/png", "data": "AAAA"}},
                 {"inlineData": {"mimeType": "audio/wav", "data": "BBBB"}},
             ]},
-            {"role": "model", "parts": [{"functionCall": {"name": "f", "args": json.loads(CALL["function"]["arguments"])}}]},
+            {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": 1}}}]},
             {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"result": "4"}}}]},
         ],
         "generationConfig": {"temperature": 0, "maxOutputTokens": 7, "stopSequences": ["END"]},

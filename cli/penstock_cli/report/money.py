@@ -47,7 +47,7 @@ def by_lane(
 ) -> list[LaneCost]:
     """The dearest first. What the ledger has no lane of belongs to the job's own: releases that wrote none never moved a job."""
     rest = _rest(counts, lanes)
-    sums: dict[str, list[int]] = {one.lane: list(one[1:]) for one in lanes}
+    sums: dict[str, list[int]] = {one.lane: _figures(one) for one in lanes}
     if rest[0] or any(rest[2:]):
         known = sums.get(own_lane, [0] * len(rest))
         sums[own_lane] = [before + more for before, more in zip(known, rest, strict=True)]
@@ -81,13 +81,19 @@ def _rest(counts: Counts, lanes: Sequence[LaneCounts]) -> list[int]:
     whole = (
         counts.succeeded, counts.dead, counts.calls, counts.prompt_tokens, counts.completion_tokens, counts.cost_microusd,
     )  # fmt: skip
-    return [max(0, figure - sum(one[place] for one in lanes)) for place, figure in enumerate(whole, start=1)]
+    known = [sum(column) for column in zip(*(_figures(one) for one in lanes), strict=True)] or [0] * len(whole)
+    return [max(0, figure - of_lanes) for figure, of_lanes in zip(whole, known, strict=True)]
+
+
+def _figures(one: LaneCounts) -> list[int]:
+    return [one.succeeded, one.dead, one.calls, one.prompt_tokens, one.completion_tokens, one.cost_microusd]
 
 
 def _lane_cost(lane: str, figures: Sequence[int], made_with: Sequence[MadeWith]) -> LaneCost:
-    *counted, microusd = figures
+    succeeded, dead, calls, prompt, completion, microusd = figures
     is_unknown = any(is_unpriced(one) for one in made_with if one.lane == lane)
-    return LaneCost(lane, *counted, cost_usd=None if is_unknown else round(microusd / MICRO, 6))
+    cost = None if is_unknown else round(microusd / MICRO, 6)
+    return LaneCost(lane, succeeded, dead, calls, prompt, completion, cost)
 
 
 def _by_discount(lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> float | None:

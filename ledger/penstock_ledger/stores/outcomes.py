@@ -219,13 +219,17 @@ class OutcomeStore:
         dead. Reads every row of the job, without its body."""
         stretch = (cast(outcomes.c.created_at, BigInteger) - int(since)) // each_s
         query = (
-            select(stretch, func.count().filter(_IS_RESULT), func.count().filter(_IS_DEAD))
+            select(
+                stretch.label("number"),
+                func.count().filter(_IS_RESULT).label("done"),
+                func.count().filter(_IS_DEAD).label("dead"),
+            )
             .where(outcomes.c.job_id == job_id, _VISIBLE)
             .group_by(stretch)
             .order_by(stretch)
             .limit(STRETCHES)
         )
-        return [(int(row[0]), int(row[1]), int(row[2])) for row in self._rows(query)]
+        return [(int(row.number), int(row.done), int(row.dead)) for row in self._rows(query)]
 
     def latencies(self, job_id: str) -> list[tuple[int, int]]:
         """Milliseconds that answers took, to one part in a hundred, and how many took so long; the shortest first. Reads every
@@ -235,13 +239,13 @@ class OutcomeStore:
             *((took < 1_000 * size, took // size * size) for size in (1, 10, 100)), else_=took // 1_000 * 1_000
         )
         query = (
-            select(rounded, func.count())
+            select(rounded.label("milliseconds"), func.count().label("number"))
             .where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT, outcomes.c.reason.is_(None), took > 0)
             .group_by(rounded)
             .order_by(rounded)
             .limit(LATENCIES)
         )
-        return [(int(row[0]), int(row[1])) for row in self._rows(query)]
+        return [(int(row.milliseconds), int(row.number)) for row in self._rows(query)]
 
     def refused_lines(self, job_id: str) -> frozenset[int]:
         """The lines of a job's source whose rows were refused when it was submitted."""

@@ -50,7 +50,9 @@ def subtract(connection: Connection, job_id: str, *conditions: Any) -> int:
     """Take the job's outcomes that fulfil ``conditions`` out of the tallies, as they are no longer visible; returns how many
     they are."""
     counted = connection.execute(grouped(outcomes.c.job_id == job_id, *conditions)).all()
-    sums = {(job_id, row.kind, row.reason or ""): [-int(getattr(row, name)) for name in _FIGURES] for row in counted}
+    sums: dict[Which, list[int]] = {
+        (job_id, row.kind, row.reason or ""): [-int(getattr(row, name)) for name in _FIGURES] for row in counted
+    }
     _add(connection, sums)
     in_lanes = connection.execute(_grouped_by_lane(outcomes.c.job_id == job_id, *conditions)).all()
     _add_to_lanes(connection, {(job_id, row.lane): [-int(getattr(row, name)) for name in _OF_LANE] for row in in_lanes})

@@ -57,9 +57,10 @@ class MadeWithNotes:
         if has_own_model(lane):
             return MadeWith(generation, lane, "", self._release, self._engine, usd_per_hour=self._usd_per_hour)
         prices = provider.prices_of(model)
-        per_token = (None, None) if prices is None else (prices.input, prices.output)
-        discount = None if prices is None or not packs(lane) else prices.batch_discount
-        return MadeWith(generation, lane, name, self._release, "", *per_token, batch_discount=discount)
+        if prices is None:
+            return MadeWith(generation, lane, name, self._release, "")
+        discount = prices.batch_discount if packs(lane) else None
+        return MadeWith(generation, lane, name, self._release, "", prices.input, prices.output, batch_discount=discount)
 
 
 def engine_in_words(package: str | None, server: str | None) -> str:
