@@ -54,10 +54,12 @@ class NewJobs:
         """A fallback at a provider of another kind would be sent what it does not take. Raises SpecError."""
         fallbacks = [provider_and_model(name, self._settings.providers)[0] for name in spec.fallback or ()]
         for provider in dict.fromkeys((spec.provider, *filter(None, fallbacks))):
-            refusal = self._settings.refused_endpoint(provider, spec.endpoint, spec.lane)
-            if refusal is not None:
-                pointer = "/endpoint" if provider == spec.provider else "/fallback"
-                raise SpecError([Problem("invalid_value", pointer, refusal, "")])
+            for lane in spec.permitted_lanes:
+                refusal = self._settings.refused_endpoint(provider, spec.endpoint, lane)
+                if refusal is not None:
+                    pointer = "/endpoint" if provider == spec.provider else "/fallback"
+                    said = refusal if len(spec.permitted_lanes) == 1 else f"lane {lane}: {refusal}"
+                    raise SpecError([Problem("invalid_value", pointer, said, "")])
 
     def known(self, job_key: str | None) -> Job | None:
         """The job that has this key already. Raises SpecError for what cannot be a key."""
