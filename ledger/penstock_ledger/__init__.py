@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
+    from penstock_ledger.lane_move import MOVE_REASONS as MOVE_REASONS
+    from penstock_ledger.lane_move import LaneMove as LaneMove
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
     from penstock_ledger.model import Feed as Feed
@@ -107,6 +109,7 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
     from penstock_ledger.stores.jobs import JobStore as JobStore
+    from penstock_ledger.stores.lane_moves import LaneMoves as LaneMoves
     from penstock_ledger.stores.live import LiveFeed as LiveFeed
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
@@ -143,6 +146,8 @@ else:
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
+            "penstock_ledger.lane_move": "LaneMove MOVE_REASONS",
+            "penstock_ledger.stores.lane_moves": "LaneMoves",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
             "penstock_ledger.stores.batch_remainders": "RemainderStore",

@@ -29,6 +29,7 @@ __all__ = [
     "TakenFiles",
 ]
 
+FIRST_LANE: Final = "api"  # of jobs from before there were others
 COUNT_MAX: Final = 2**31 - 1  # of generations, tries and calls: their columns have 32 bits
 SHARDS: Final = "shards"  # of the selection of a feed that is split: into how many parts
 
@@ -97,6 +98,7 @@ class NewJob:
     feed_kind: FeedKind = FeedKind.SOURCE
     shards: tuple[Shard, ...] = ()  # of its first feed, in the source's order; none: one leader reads all of it
     taken: TakenFiles | None = None
+    lane: str | None = None  # where its documents go first; None: as its spec says
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,13 @@ class Job:
     created_at: float  # Unix seconds
     finished_at: float | None
     resume_at: float | None = None  # Unix seconds; a paused job goes on by itself then, None = a person has to say so
+    lane_now: str | None = None  # None: as its spec says
+    moves: int = 0  # how often its lane was chosen or changed: with 0 it is where it was submitted to
+
+    @property
+    def lane(self) -> str:
+        """Where its documents go now. What a lane is for making requests stays with the spec."""
+        return self.lane_now or str(self.spec.get("lane", FIRST_LANE))
 
 
 @dataclass(frozen=True, slots=True)
