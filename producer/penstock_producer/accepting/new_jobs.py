@@ -117,6 +117,7 @@ class NewJobs:
             feed_kind=feed_kind,
             shards=shards,
             taken=taken,
+            lane=spec.first_lane,
         )
         letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
         job, _ = self._jobs.create(new, letters, keys)
