@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job as Job
     from penstock_ledger.model import JobState as JobState
     from penstock_ledger.model import NewJob as NewJob
+    from penstock_ledger.model import PaidBeside as PaidBeside
     from penstock_ledger.model import Result as Result
     from penstock_ledger.provider_batch import BatchesOpen as BatchesOpen
     from penstock_ledger.provider_batch import BatchState as BatchState
@@ -155,8 +156,10 @@ else:
             "penstock_ledger.stores.batch_remainders": "RemainderStore",
             "penstock_ledger.stores.provenance": "MadeWith Provenance",
             "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
-            "penstock_ledger.provider_batch": "BatchesOpen BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting",
-            "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
+            "penstock_ledger.provider_batch": (
+                "BatchesOpen BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting"
+            ),
+            "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",

@@ -22,3 +22,4 @@ class LaneMove(NamedTuple):
     reason: str  # one of MOVE_REASONS
     why: str  # the sentence for people
     figures: Mapping[str, float | str | None]  # what was known when it was decided
+    left_at: float | None = None  # since when the lane before holds nothing more that has to go on

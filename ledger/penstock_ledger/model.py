@@ -24,6 +24,7 @@ __all__ = [
     "Job",
     "JobState",
     "NewJob",
+    "PaidBeside",
     "Result",
     "Shard",
     "TakenFiles",
@@ -197,6 +198,16 @@ class DeadLetter:
     created_at: float | None = None  # Unix seconds; set by the ledger
 
 
+class PaidBeside(NamedTuple):
+    """What was used up on a document besides what its outcome says: an attempt in a lane that its job has left."""
+
+    key: ItemKey
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_microusd: int
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Outcomes of a job counted in SQL: the only figures that decide whether a job is complete."""
@@ -210,3 +221,5 @@ class Counts:
     completion_tokens: int
     cost_microusd: int
     reused: dict[str, int] = field(default_factory=dict)  # of the succeeded: those without a call, by Result.reason
+    answered_twice: int = 0  # documents that were paid for again: both answers are in calls, tokens and cost
+    twice_microusd: int = 0  # of it: what the answers cost that came second

@@ -69,6 +69,7 @@ class ProviderBatch(NewProviderBatch):
     ended_at: float | None
     settled_at: float | None
     fence: int
+    handed_at: float | None
 
     @property
     def is_of_source(self) -> bool:

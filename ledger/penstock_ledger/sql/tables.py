@@ -275,6 +275,7 @@ provider_batches = Table(
     Column("fence", BigInteger, nullable=False),
     Column("owner", Words),
     Column("lease_until", Double),  # on the database server's clock
+    Column("handed_at", Double),  # when all its documents went on to another lane, whatever the provider still answers
     Index("provider_batches_state", "state"),
     Index("provider_batches_job", "job_id", "packed_at"),
 )
@@ -323,21 +324,23 @@ lane_moves = Table(
     Column("reason", Words, nullable=False),
     Column("why", Words, nullable=False),
     Column("figures", Words, nullable=False),
+    Column("left_at", Double),  # when the lane before held nothing more that has to go on; NULL: it may
     PrimaryKeyConstraint("job_id", "number", name="lane_moves_pkey"),
 )
 
-# Answers that were paid for and are no outcome, since another answer to the same document was stored first.
-second_answers = Table(
-    "second_answers",
+# What was paid for documents besides what their outcomes say.
+paid_beside = Table(
+    "paid_beside",
     metadata,
     Column("job_id", Id, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("doc_id", Id, nullable=False),
-    Column("answer", Id, nullable=False),  # a digest: the same answer that comes again is counted once
+    Column("answer", Id, nullable=False),  # names it: the same one that comes again is counted once
+    Column("why", Words, nullable=False),  # 'second_answer' or 'lane_left'
     Column("calls", Integer, nullable=False),
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
-    PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="second_answers_pkey"),
+    PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
 )

@@ -60,6 +60,11 @@ class LaneMoves:
 
         return self._db.write(write)
 
+    def note_left(self, move: LaneMove, now: float) -> None:
+        """Nothing of the job waits in the lane before any more; what is in flight there may still end there."""
+        this = (lane_moves.c.job_id == move.job_id, lane_moves.c.number == move.number, lane_moves.c.left_at.is_(None))
+        self._db.write(lambda connection: connection.execute(update(lane_moves).where(*this).values(left_at=now)))
+
     def of(self, job_id: str) -> list[LaneMove]:
         """The moves of a job, the first one first."""
         return self._db.read(lambda connection: [_move_of(row) for row in connection.execute(_OF_JOB, {"job": job_id})])
@@ -71,5 +76,13 @@ def _values(move: LaneMove) -> dict[str, Any]:
 
 def _move_of(row: Row[Any]) -> LaneMove:
     return LaneMove(
-        row.job_id, row.number, row.at, row.before, row.lane, row.reason, row.why, orjson.loads(row.figures)
+        row.job_id,
+        row.number,
+        row.at,
+        row.before,
+        row.lane,
+        row.reason,
+        row.why,
+        orjson.loads(row.figures),
+        row.left_at,
     )

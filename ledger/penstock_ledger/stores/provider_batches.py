@@ -25,7 +25,7 @@ from penstock_ledger.provider_batch import (
     Remainder,
 )
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import batch_remainders, jobs, tallies
+from penstock_ledger.sql.tables import batch_remainders, jobs, paid_beside, tallies
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.batch_remainders import claim, forget, move, put_back
@@ -238,6 +238,29 @@ class ProviderBatchStore:
         """These remainders have got an outcome elsewhere."""
         self._db.write(lambda connection: forget(connection, keys))
 
+    # -- when a job leaves the lane --------------------------------------------------------------------------------------
+
+    def not_handed_over(self, job_id: str) -> list[ProviderBatch]:
+        """Batches of a job that are not settled, and whose documents are not in another lane by now; the oldest first."""
+        query = select(table).where(table.c.job_id == job_id, _OPEN, table.c.handed_at.is_(None))
+        query = query.order_by(table.c.packed_at, table.c.tag)
+        return self._db.read(lambda connection: [_batch_of(row) for row in connection.execute(query)])
+
+    def hand_over(self, batch: ProviderBatch) -> None:
+        """All documents of a batch go on elsewhere: those of the source wait as remainders already, and those that were
+        remainders wait again. What the provider still answers is stored where it is the first answer."""
+
+        def write(connection: Connection) -> None:
+            now = {"handed_at": time.time()}
+            connection.execute(update(table).where(table.c.tag == batch.tag, table.c.handed_at.is_(None)).values(now))
+            move(connection, batch.tag, None)
+
+        self._db.write(write)
+
+    def is_handed_over(self, tag: str) -> bool:
+        query = select(table.c.handed_at).where(table.c.tag == tag)
+        return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none()) is not None
+
     # -- figures -------------------------------------------------------------------------------------------------------
 
     def open_of(self, job_id: str) -> int:
@@ -246,8 +269,8 @@ class ProviderBatchStore:
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
     def is_busy(self, job_id: str) -> bool:
-        """Whether documents of a job are in a batch, or wait for one."""
-        in_batch = exists().where(table.c.job_id == job_id, _OPEN)
+        """Whether documents of a job are in a batch, or wait for one, or for another lane."""
+        in_batch = exists().where(table.c.job_id == job_id, _OPEN, table.c.handed_at.is_(None))
         waits = exists().where(batch_remainders.c.job_id == job_id)
         return bool(self._db.read(lambda connection: connection.execute(select(or_(in_batch, waits))).scalar_one()))
 
@@ -365,9 +388,11 @@ def _may_cost(batch: ProviderBatch) -> Any:
 
 
 def _spent(job_id: str) -> tuple[Any, ...]:
-    """By documents with an outcome, and by those that wait for another batch."""
-    costs = ((tallies.c.cost_microusd, tallies.c.job_id), (batch_remainders.c.cost_microusd, batch_remainders.c.job_id))
-    return tuple(select(func.coalesce(func.sum(cost), 0)).where(job == job_id) for cost, job in costs)
+    """By documents with an outcome, by those that wait for another batch, and what was paid besides."""
+    tables = (tallies, batch_remainders, paid_beside)
+    return tuple(
+        select(func.coalesce(func.sum(one.c.cost_microusd), 0)).where(one.c.job_id == job_id) for one in tables
+    )
 
 
 def _batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:

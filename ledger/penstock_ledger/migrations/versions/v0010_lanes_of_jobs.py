@@ -1,4 +1,4 @@
-"""The lane that a job has now, each change of it, and answers that came second. Older processes read none of it, and go on: those
+"""The lane that a job has now, each change of it, and what was paid besides outcomes. Older processes read none of it, and go on: those
 of a job that has changed its lane work on in its first one."""
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("why", sa.Text(), nullable=False),
         sa.Column("figures", sa.Text(), nullable=False),
+        sa.Column("left_at", sa.Double()),
         sa.PrimaryKeyConstraint("job_id", "number", name="lane_moves_pkey"),
     )
+    op.add_column("provider_batches", sa.Column("handed_at", sa.Double()))
     op.create_table(
-        "second_answers",
+        "paid_beside",
         sa.Column("job_id", names, nullable=False),
         sa.Column("generation", sa.Integer(), nullable=False),
         sa.Column("doc_id", names, nullable=False),
         sa.Column("answer", names, nullable=False),
+        sa.Column("why", sa.Text(), nullable=False),
         sa.Column("calls", sa.Integer(), nullable=False),
         sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
         sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
         sa.Column("cost_microusd", sa.BigInteger(), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="second_answers_pkey"),
+        sa.PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
     )
 
 
 def downgrade() -> None:
-    op.drop_table("second_answers")
+    op.drop_table("paid_beside")
+    op.drop_column("provider_batches", "handed_at")
     op.drop_table("lane_moves")
     op.drop_column("jobs", "moves")
     op.drop_column("jobs", "lane")

@@ -86,7 +86,7 @@ def _without_real_time(job: JobNow, lanes: Sequence[LaneNow]) -> Sequence[LaneNo
 
 
 def _preference(job: JobNow, lanes: Sequence[LaneNow], plan: Plan) -> tuple[float, float, bool, bool, bool, int]:
-    """The lower, the better: by the job's order or by price, then with fewer moves. An unknown price loses against a known one."""
+    """The lower, the better: by the job's order or by price, then with fewer moves. An unknown price loses against a known."""
     place = lanes.index(plan.now)
     cost = math.inf if plan.usd is None else round(plan.usd / CENT)
     return (
