@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from penstock_ledger import BY_HAND, LaneMove
@@ -18,6 +18,8 @@ from penstock_workers.lane_changes import LaneChangeSettings
 __all__ = ["Door", "Facts", "LaneChoices"]
 
 log = logging.getLogger(__name__)
+
+Figures = Mapping[str, float | str | None]
 
 AT_ONCE: Final = ("deadline", "paused")
 """Reasons that do not wait until a job was in its lane for a while."""
@@ -45,7 +47,7 @@ class Door(Protocol):
         lane: str,
         reason: str,
         why: str,
-        figures: dict[str, float | str | None],
+        figures: Figures,
         *,
         now: float,
     ) -> LaneMove | None: ...
@@ -99,9 +101,7 @@ class LaneChoices:
         self._facts.keep_only(live)
 
     def _go(self, job: Job, before: str | None, choice: Choice, now: float) -> bool:
-        moved = self._door.move(
-            job.job_id, before, choice.lane, choice.reason, choice.why, dict(choice.figures), now=now
-        )
+        moved = self._door.move(job.job_id, before, choice.lane, choice.reason, choice.why, choice.figures, now=now)
         if moved is None:
             return False  # another process was first, or the job is no more where it was
         if before is None:
