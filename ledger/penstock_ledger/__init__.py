@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
+    from penstock_ledger.lane_move import BY_HAND as BY_HAND
     from penstock_ledger.lane_move import MOVE_REASONS as MOVE_REASONS
     from penstock_ledger.lane_move import LaneMove as LaneMove
     from penstock_ledger.model import Counts as Counts
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import NewJob as NewJob
     from penstock_ledger.model import PaidBeside as PaidBeside
     from penstock_ledger.model import Result as Result
+    from penstock_ledger.provider_batch import BatchesOpen as BatchesOpen
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
@@ -147,14 +149,16 @@ else:
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
-            "penstock_ledger.lane_move": "LaneMove MOVE_REASONS",
+            "penstock_ledger.lane_move": "BY_HAND LaneMove MOVE_REASONS",
             "penstock_ledger.stores.lane_moves": "LaneMoves",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
             "penstock_ledger.stores.batch_remainders": "RemainderStore",
             "penstock_ledger.stores.provenance": "MadeWith Provenance",
             "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
-            "penstock_ledger.provider_batch": "BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting",
+            "penstock_ledger.provider_batch": (
+                "BatchesOpen BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting"
+            ),
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore",

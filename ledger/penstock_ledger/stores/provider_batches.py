@@ -15,7 +15,15 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, 
 
 from penstock_ledger.errors import BatchLost
 from penstock_ledger.model import DeadLetter, Feed, ItemKey, JobState, Result
-from penstock_ledger.provider_batch import BatchState, BatchSum, NewProviderBatch, NoRoom, ProviderBatch, Remainder
+from penstock_ledger.provider_batch import (
+    BatchesOpen,
+    BatchState,
+    BatchSum,
+    NewProviderBatch,
+    NoRoom,
+    ProviderBatch,
+    Remainder,
+)
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import batch_remainders, jobs, paid_beside, tallies
 from penstock_ledger.sql.tables import provider_batches as table
@@ -303,6 +311,28 @@ class ProviderBatchStore:
         )  # fmt: skip
         return self._db.read(lambda connection: [_sum_of(row) for row in connection.execute(query)])
 
+    def open_times(self, job_id: str) -> BatchesOpen:
+        """Since when the batches of a job run, or wait to be created."""
+        columns, waiting = table.c, (str(BatchState.PACKED), str(BatchState.UPLOADED))
+        waits = columns.state.in_(waiting)
+        query = select(
+            func.min(columns.created_at).filter(columns.state == str(BatchState.CREATED)),
+            func.min(columns.packed_at).filter(waits),
+            func.max(columns.why).filter(waits),
+        ).where(columns.job_id == job_id, _OPEN)
+        return self._db.read(lambda connection: BatchesOpen(*connection.execute(query).one()))
+
+    def lasted(self, provider: str, limit: int) -> list[float]:
+        """Seconds from the create to the end of the provider's last batches of all jobs, as it worked on them: without those
+        that were cancelled or refused."""
+        columns = table.c
+        ended = select(columns.ended_at - columns.created_at).where(
+            columns.provider == provider, columns.created_at.is_not(None), columns.ended_at.is_not(None),
+            func.coalesce(columns.status, "").not_like("%cancel%"), func.coalesce(columns.status, "").not_like("%fail%"),
+        )  # fmt: skip
+        query = ended.order_by(columns.ended_at.desc()).limit(limit)
+        return self._db.read(lambda connection: [float(seconds) for seconds in connection.execute(query).scalars()])
+
     def by_state(self) -> dict[tuple[str, str], int]:
         """Open batches of all jobs, by provider and state."""
         query = (
@@ -360,7 +390,9 @@ def _may_cost(batch: ProviderBatch) -> Any:
 def _spent(job_id: str) -> tuple[Any, ...]:
     """By documents with an outcome, by those that wait for another batch, and what was paid besides."""
     tables = (tallies, batch_remainders, paid_beside)
-    return tuple(select(func.coalesce(func.sum(one.c.cost_microusd), 0)).where(one.c.job_id == job_id) for one in tables)
+    return tuple(
+        select(func.coalesce(func.sum(one.c.cost_microusd), 0)).where(one.c.job_id == job_id) for one in tables
+    )
 
 
 def _batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:

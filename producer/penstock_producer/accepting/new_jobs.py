@@ -18,7 +18,7 @@ from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import callers_span
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.pins import DOOR, REMOTE, STARTED_BY, SUBMITTED_BY
+from penstock_producer.pins import DOOR, ESTIMATE, REMOTE, STARTED_BY, SUBMITTED_BY
 from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings
 
@@ -86,7 +86,7 @@ class NewJobs:
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)
         shards = found.split_points.split(found.total, plan.feeders)
         return self.create(
-            spec, found.pin, found.total, job_key, refusals,
+            spec, found.pin | _estimate(spec, found), found.total, job_key, refusals,
             started_by=started_by, shards=shards, keys=keys, taken=taken,
         )  # fmt: skip
 
@@ -132,6 +132,14 @@ class NewJobs:
         if started_by is not None:
             marks[STARTED_BY] = dict(started_by)
         return marks
+
+
+def _estimate(spec: JobSpec, found: Survey) -> dict[str, Any]:
+    """What lanes are compared by until there are answers; kept with the source."""
+    if len(spec.permitted_lanes) == 1:
+        return {}
+    documents = found.total - len(found.refused)
+    return {ESTIMATE: {**found.estimate._asdict(), "documents": documents}}
 
 
 def _new_job_id() -> str:

@@ -13,6 +13,7 @@ from penstock_ledger import (
     FeedLost,
     JobSeen,
     JobStore,
+    LaneMoves,
     LiveFeed,
     LiveJob,
     OutcomeStore,
@@ -44,6 +45,8 @@ from penstock_workers.control.job.outputs import OutputFiles
 from penstock_workers.control.job.resume import Resumes
 from penstock_workers.control.job.sinks import JobSinks, SinkGivenUp
 from penstock_workers.control.job.table_rows import TableRows
+from penstock_workers.control.lanes.facts import LaneFacts
+from penstock_workers.control.lanes.step import LaneChoices
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
 
@@ -89,6 +92,8 @@ class JobSteps:
         self._cancelling = Cancelling(jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s)
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
+        facts = LaneFacts(settings, database, hot, quotas, self._specs)
+        self._lanes = LaneChoices(facts, LaneMoves(database), settings.lanes)
         self._processes = Processes(hot, owner)
         self.leadership = Leadership(jobs, owner, self._open_led)
         self.ending = JobEnding()
@@ -97,9 +102,10 @@ class JobSteps:
         """Before the steps of a round: forget jobs that are over, renew what is led, and note which jobs share the queues."""
         names = {job.job_id for job, _ in live}
         for part in (
-            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.ending, self._sinks,
+            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.ending, self._sinks, self._lanes,
         ):  # fmt: skip
             part.keep_only(names)
+        self._lanes.note([job for job, _ in live], self._specs.of)
         processes = self._processes.number(live)
         live = [LiveJob(job, self._led_by_control(job, feeds)) for job, feeds in live]
         self.leadership.keep_only(live)
@@ -128,7 +134,10 @@ class JobSteps:
             self._unpark(job, seen)  # for workers to see that they are cancelled
             self._cancelling.step(job, self._queue(job), led, [part for parts in shards.values() for part in parts])
             return
-        if self._limits.stop(job, self._specs.of(job), sum(seen.outstanding)) or not (led or any(shards.values())):
+        spec, under_way = self._specs.of(job), sum(seen.outstanding)
+        if self._limits.stop(job, spec, under_way) or self._lanes.look(job, spec, under_way):
+            return
+        if not (led or any(shards.values())):
             return
         self._unpark(job, seen)
         for feed in live.feeds:

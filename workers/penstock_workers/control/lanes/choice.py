@@ -1,0 +1,188 @@
+"""The choice between lanes, as a function of what is known: the cheapest that is expected to meet the deadline.
+
+A lane is looked at with what may follow it: a cheap one that is slow, or whose time is not known, may be tried as long as
+another lane can still do what is left before the deadline. Without a deadline a real-time price is paid only where the job
+permits no other, or says the order of its lanes itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from penstock_workers.control.lanes.say import sentence
+from penstock_workers.control.lanes.seen import JobNow, LaneNow
+from penstock_workers.lane_changes import LaneChangeSettings
+
+__all__ = ["Choice", "Plan", "choose", "plans"]
+
+MOMENTS: Final = 400  # of the time that is left, at which going on to another lane is looked at
+WORTH: Final = 0.05  # of what is left to pay: a lane that saves less is not worth a move
+CENT: Final = 1e-9  # plans whose costs differ by less cost the same
+
+
+class Plan(NamedTuple):
+    """A lane for now, and the one that does what it leaves."""
+
+    now: LaneNow
+    then: LaneNow | None  # None: none
+    at_s: float  # from now on, when ``then`` begins
+    ends_s: float | None  # from now on, as expected; None: not known
+    usd: float | None  # of all that is left
+    meets: bool  # the deadline, with the margin
+
+
+class Choice(NamedTuple):
+    lane: str
+    reason: str  # of the ledger's MOVE_REASONS
+    why: str  # the sentence for people
+    figures: Mapping[str, float | str | None]  # what it was decided by
+    meets: bool | None  # whether the deadline is expected to be met; None: there is none
+
+
+def choose(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> Choice:
+    """One of ``lanes``, which are in the job's order. Times are Unix seconds."""
+    here = next((one for one in lanes if one.lane == job.lane), None)
+    best = _best(job, lanes, here, now, rules)
+    meets = None if job.deadline_at is None else best.meets
+    why = sentence(job, here, best, now)
+    return Choice(best.now.lane, _reason(job, lanes, here, best), why, _figures(job, lanes, best, now, rules), meets)
+
+
+def plans(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> list[Plan]:
+    """What can be done from now on, for each lane the best."""
+    horizon_s = math.inf if job.deadline_at is None else job.deadline_at - now
+    return [_plan(job, one, lanes, horizon_s, rules) for one in lanes]
+
+
+def _best(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, now: float, rules: LaneChangeSettings) -> Plan:
+    permitted = lanes if job.deadline_at is not None else _without_real_time(job, lanes)
+    usable = [one for one in permitted if one.trouble is None]
+    if not usable:
+        usable = [here] if here is not None and here in permitted else list(permitted)
+    found = plans(job, usable, now, rules)
+    meeting = [plan for plan in found if plan.meets]
+    meeting = [plan for plan in meeting if plan.now.lane not in job.left_late] or meeting
+    if not meeting:
+        return min(found, key=lambda plan: (_late(plan), *_preference(job, lanes, plan)))
+    best = min(meeting, key=lambda plan: _preference(job, lanes, plan))
+    stays = next((plan for plan in meeting if plan.now is here), None)
+    return best if stays is None or _is_worth_a_move(job, stays, best) else stays
+
+
+def _is_worth_a_move(job: JobNow, stays: Plan, best: Plan) -> bool:
+    """Where the job's order decides, a lane that comes earlier in it is; else one that costs clearly less."""
+    if job.by_order or stays.usd is None or best.usd is None:
+        return True
+    return best.usd < (1 - WORTH) * stays.usd
+
+
+def _without_real_time(job: JobNow, lanes: Sequence[LaneNow]) -> Sequence[LaneNow]:
+    """Those that a job without a deadline may be sent to."""
+    if job.by_order:
+        return lanes
+    return [one for one in lanes if not one.is_real_time] or lanes
+
+
+def _preference(job: JobNow, lanes: Sequence[LaneNow], plan: Plan) -> tuple[float, float, bool, bool, bool, int]:
+    """The lower, the better: by the job's order or by price, then with fewer moves. An unknown price loses against a known."""
+    place = lanes.index(plan.now)
+    cost = math.inf if plan.usd is None else round(plan.usd / CENT)
+    return (
+        place if job.by_order else 0.0, cost, plan.then is not None, plan.now.is_real_time, plan.now.lane != job.lane,
+        place,
+    )  # fmt: skip
+
+
+def _late(plan: Plan) -> float:
+    """Where no plan meets the deadline: seconds until the end, and those that are not known come last."""
+    return math.inf if plan.ends_s is None else plan.ends_s
+
+
+def _plan(job: JobNow, one: LaneNow, lanes: Sequence[LaneNow], horizon_s: float, rules: LaneChangeSettings) -> Plan:
+    moving_s = rules.moving_s if job.lane not in (None, one.lane) else 0.0
+    usd = None if one.usd_each is None else one.usd_each * job.left
+    ends_s = None if one.pace is None else moving_s + one.pace.seconds_for(job.left)
+    alone = one.pace is not None and moving_s + rules.margin * one.pace.seconds_for(job.left) <= horizon_s
+    if alone or math.isinf(horizon_s):
+        return Plan(one, None, 0.0, ends_s, usd, meets=True)
+    followed = [
+        plan
+        for other in lanes
+        if other.lane != one.lane and other.trouble is None and other.pace is not None
+        if (plan := _followed(job, one, other, horizon_s, moving_s, rules)) is not None
+    ]
+    if followed:
+        return min(followed, key=lambda plan: math.inf if plan.usd is None else plan.usd)
+    return Plan(one, None, 0.0, ends_s, usd, meets=False)
+
+
+def _followed(
+    job: JobNow, one: LaneNow, other: LaneNow, horizon_s: float, moving_s: float, rules: LaneChangeSettings
+) -> Plan | None:
+    """``one`` for as long as ``other`` can still do the rest in time; None where that is over, or would bring nothing."""
+    assert other.pace is not None
+    last: tuple[float, float] | None = None
+    for moment in range(MOMENTS):
+        at_s = horizon_s * moment / MOMENTS
+        if at_s < moving_s + rules.look_s:
+            continue
+        done = 0.0 if one.pace is None else one.pace.done_in(at_s - moving_s, job.left)
+        if at_s + rules.moving_s + rules.margin * other.pace.seconds_for(job.left - done) <= horizon_s:
+            last = at_s, done
+    if last is None:
+        return None
+    at_s, done = last
+    if one.pace is None:  # it may do all, some or nothing until then
+        usd = None if one.usd_each is None else one.usd_each * job.left
+        is_tried = job.by_order or _is_cheaper(one, other)
+        return Plan(one, other, at_s, None, usd, meets=True) if is_tried else None
+    if done <= 0:
+        return None
+    ends_s = at_s + rules.moving_s + other.pace.seconds_for(job.left - done)
+    known = one.usd_each is not None and other.usd_each is not None
+    usd = (one.usd_each or 0.0) * done + (other.usd_each or 0.0) * (job.left - done) if known else None
+    return Plan(one, other, at_s, ends_s, usd, meets=True)
+
+
+def _is_cheaper(one: LaneNow, other: LaneNow) -> bool:
+    """An unknown price loses against a known one; of two that are not known the real-time one is the higher."""
+    if one.usd_each is None or other.usd_each is None:
+        both = one.usd_each is None and other.usd_each is None
+        return other.is_real_time and not one.is_real_time if both else other.usd_each is None
+    return one.usd_each < other.usd_each
+
+
+def _reason(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, best: Plan) -> str:
+    if here is None:
+        return "chosen"
+    if here.trouble is not None:
+        return here.trouble.reason
+    if job.by_order and lanes.index(best.now) < lanes.index(here):
+        return "chosen"  # the lane that comes first works again
+    return "cheaper" if job.deadline_at is None or _is_cheaper(best.now, here) else "deadline"
+
+
+def _figures(
+    job: JobNow, lanes: Sequence[LaneNow], best: Plan, now: float, rules: LaneChangeSettings
+) -> Mapping[str, float | str | None]:
+    """Of the job and of each lane, flat."""
+    figures: dict[str, float | str | None] = {"documents_left": job.left}
+    if job.deadline_at is not None:
+        figures |= {
+            "deadline_at": round(job.deadline_at),
+            "deadline_in_s": round(job.deadline_at - now),
+            "margin": rules.margin,
+        }
+    if best.then is not None:
+        figures |= {"then": best.then.lane, "then_at": round(now + best.at_s)}
+    for one in lanes:
+        seconds = None if one.pace is None else round(one.pace.seconds_for(job.left), 1)
+        figures |= {
+            f"{one.lane}.usd": None if one.usd_each is None else round(one.usd_each * job.left, 6),
+            f"{one.lane}.seconds": seconds, f"{one.lane}.seconds_by": one.pace_by,
+        }  # fmt: skip
+        if one.trouble is not None:
+            figures[f"{one.lane}.no_choice"] = f"{one.trouble.reason}: {one.trouble.words}"
+    return figures
