@@ -214,7 +214,7 @@ class House:
         """A worker of the lane has claimed a message."""
         for raw in self.redis.lrange(queue, 0, -1):
             if decode_envelope(as_bytes(raw)).message.key.doc_id == doc:
-                self.redis.lrem(queue, 1, raw)
+                self.redis.lrem(queue, 1, raw)  # type: ignore[arg-type]  # bytes are taken, too
                 self.redis.hset(unacked(queue), item_tag(ItemKey(job.job_id, 1, doc)), raw)
 
     def finish(self, job: Job, docs: list[str]) -> None:
