@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from fleet import Fleet, Process, until
 
+from penstock_ledger import LaneMoves
 from penstock_ledger.model import Job, JobState
 
 WORK_S = 60.0
@@ -39,7 +41,10 @@ class House:
         return self.fleet.submit(documents, lane=lane, batch_max_requests=100, lanes=["api", "batch"])
 
     def move(self, job: Job, lane: str) -> None:
-        assert f"goes on in lane {lane}" in self.fleet.penstock("move", job.job_id, lane)
+        """At once: a command takes a second to start."""
+        before = self.fleet.producer.status(job.job_id).job.lane
+        moves = LaneMoves(self.fleet.producer._database)
+        assert moves.move(job.job_id, before, lane, "by_hand", "a test", {}, now=time.time()) is not None
 
     def batches(self) -> dict[str, Any]:
         with urllib.request.urlopen(self.fleet.provider.root + "/stats", timeout=5) as answer:
@@ -70,7 +75,7 @@ def test_jobs_go_on_in_the_other_lane_in_the_middle(house: House) -> None:
     house.workers()
     slow = house.submit(250, "batch")
     house.batches_run(2)
-    house.move(slow, "api")
+    assert "goes on in lane api" in fleet.penstock("move", slow.job_id, "api")
     fleet.wait_for_outcomes(slow, 20)
     fleet.provider.tell(batch_s=0.3)
     job = house.submit(150, "api")
