@@ -95,55 +95,71 @@ def _preference(job: JobNow, lanes: Sequence[LaneNow], plan: Plan) -> tuple[floa
     )  # fmt: skip
 
 
+def _cost(plan: Plan) -> float:
+    return math.inf if plan.usd is None else plan.usd
+
+
 def _late(plan: Plan) -> float:
     """Where no plan meets the deadline: seconds until the end, and those that are not known come last."""
     return math.inf if plan.ends_s is None else plan.ends_s
 
 
 def _plan(job: JobNow, one: LaneNow, lanes: Sequence[LaneNow], horizon_s: float, rules: LaneChangeSettings) -> Plan:
+    """The best that begins with this lane: alone where that meets the deadline, else with the one that follows."""
     moving_s = rules.moving_s if job.lane not in (None, one.lane) else 0.0
+    alone = _alone(job, one, horizon_s, moving_s, rules)
+    if alone.meets:
+        return alone
+    others = [other for other in lanes if other.lane != one.lane and other.trouble is None and other.pace is not None]
+    followed = [_followed(job, one, other, horizon_s, moving_s, rules) for other in others]
+    found = [alone, *(plan for plan in followed if plan is not None)]
+    meeting = [plan for plan in found if plan.meets]
+    return min(meeting, key=_cost) if meeting else min(found, key=_late)
+
+
+def _alone(job: JobNow, one: LaneNow, horizon_s: float, moving_s: float, rules: LaneChangeSettings) -> Plan:
     usd = None if one.usd_each is None else one.usd_each * job.left
-    ends_s = None if one.pace is None else moving_s + one.pace.seconds_for(job.left)
-    alone = one.pace is not None and moving_s + rules.margin * one.pace.seconds_for(job.left) <= horizon_s
-    if alone or math.isinf(horizon_s):
-        return Plan(one, None, 0.0, ends_s, usd, meets=True)
-    followed = [
-        plan
-        for other in lanes
-        if other.lane != one.lane and other.trouble is None and other.pace is not None
-        if (plan := _followed(job, one, other, horizon_s, moving_s, rules)) is not None
-    ]
-    if followed:
-        return min(followed, key=lambda plan: math.inf if plan.usd is None else plan.usd)
-    return Plan(one, None, 0.0, ends_s, usd, meets=False)
+    if one.pace is None:
+        return Plan(one, None, 0.0, None, usd, meets=math.isinf(horizon_s))
+    need_s = one.pace.seconds_for(job.left)
+    return Plan(one, None, 0.0, moving_s + need_s, usd, meets=moving_s + rules.margin * need_s <= horizon_s)
 
 
 def _followed(
     job: JobNow, one: LaneNow, other: LaneNow, horizon_s: float, moving_s: float, rules: LaneChangeSettings
 ) -> Plan | None:
-    """``one`` for as long as ``other`` can still do the rest in time; None where that is over, or would bring nothing."""
+    """``one`` for as long as ``other`` can still do the rest in time, or, where it cannot, so that both end soonest. None where
+    ``one`` would bring nothing, or there is no time for it."""
     assert other.pace is not None
-    last: tuple[float, float] | None = None
-    for moment in range(MOMENTS):
-        at_s = horizon_s * moment / MOMENTS
-        if at_s < moving_s + rules.look_s:
-            continue
-        done = 0.0 if one.pace is None else one.pace.done_in(at_s - moving_s, job.left)
-        if at_s + rules.moving_s + rules.margin * other.pace.seconds_for(job.left - done) <= horizon_s:
-            last = at_s, done
-    if last is None:
+    first_s = moving_s + rules.look_s
+    if horizon_s <= first_s or (one.pace is None and not (job.by_order or _is_cheaper(one, other))):
         return None
-    at_s, done = last
+    last: Plan | None = None
+    for moment in range(MOMENTS):
+        at_s = first_s + (horizon_s - first_s) * moment / MOMENTS
+        plan = _both(job, one, other, at_s, at_s - moving_s, horizon_s, rules)
+        if plan is not None and (last is None or plan.meets or (not last.meets and _late(plan) < _late(last))):
+            last = plan
+    return last
+
+
+def _both(
+    job: JobNow, one: LaneNow, other: LaneNow, at_s: float, works_s: float, horizon_s: float, rules: LaneChangeSettings
+) -> Plan | None:
+    """``one`` works for so long, and ``other`` does what it leaves from ``at_s`` on."""
+    assert other.pace is not None
     if one.pace is None:  # it may do all, some or nothing until then
         usd = None if one.usd_each is None else one.usd_each * job.left
-        is_tried = job.by_order or _is_cheaper(one, other)
-        return Plan(one, other, at_s, None, usd, meets=True) if is_tried else None
+        late_s = at_s + rules.moving_s + rules.margin * other.pace.seconds_for(job.left)
+        return Plan(one, other, at_s, None, usd, meets=True) if late_s <= horizon_s else None
+    done, surely = one.pace.done_in(works_s, job.left), one.pace.done_in(works_s / rules.margin, job.left)
     if done <= 0:
         return None
+    late_s = at_s + rules.moving_s + rules.margin * other.pace.seconds_for(job.left - surely)
     ends_s = at_s + rules.moving_s + other.pace.seconds_for(job.left - done)
     known = one.usd_each is not None and other.usd_each is not None
     usd = (one.usd_each or 0.0) * done + (other.usd_each or 0.0) * (job.left - done) if known else None
-    return Plan(one, other, at_s, ends_s, usd, meets=True)
+    return Plan(one, other, at_s, ends_s, usd, meets=late_s <= horizon_s)
 
 
 def _is_cheaper(one: LaneNow, other: LaneNow) -> bool:
