@@ -16,7 +16,7 @@ from penstock_workers.lane_changes import LaneChangeSettings
 NOW = 1_800_000_000.0
 H = 3_600.0
 RULES = LaneChangeSettings(look_s=30, margin=1.25, moving_s=60)
-TICK_S = 60.0  # of the exhaustive comparison
+TICKS = 200  # of the time until the deadline, in the exhaustive comparison
 
 
 class Given(NamedTuple):
@@ -58,7 +58,7 @@ CASES = [
     Case("half an hour: none can, real time comes nearest", 100_000, 0.5, [BATCH, API]),
     Case("a quick batch", 100_000, 2, [BATCH._replace(batch_h=0.5), API]),
     Case("batches of half the documents: two rounds fit", 100_000, 11, [BATCH._replace(at_once=50_000), API]),
-    Case("batches of half the documents: one round fits, real time does the rest", 100_000, 8, [BATCH._replace(at_once=50_000), API]),
+    Case("batches of half the documents: one round, then real time", 100_000, 8, [BATCH._replace(at_once=50_000), API]),
     Case("batches of a tenth: none of two rounds is in time", 100_000, 4, [BATCH._replace(at_once=10_000), API]),
     Case("a slow card first, real time for the rest", 20_000, 2, [API, GPU]),
     Case("a slow card alone", 20_000, 8, [API, GPU]),
@@ -66,7 +66,7 @@ CASES = [
     Case("a card that is as fast as real time", 50_000, 2, [API, GPU._replace(per_minute=700)]),
     Case("a card that is dear", 50_000, 24, [BATCH, API, GPU._replace(usd=3.0)]),
     Case("a card whose price is not known loses", 50_000, 24, [GPU._replace(usd=None), BATCH, API]),
-    Case("a card whose price is not known is the only one in time", 50_000, 1, [GPU._replace(usd=None, per_minute=9_000), BATCH, API]),
+    Case("only a card of unknown price is in time", 50_000, 1, [GPU._replace(usd=None, per_minute=9_000), BATCH, API]),
     Case("real time has no quota", 50_000, 2, [BATCH, API._replace(trouble="no_quota"), GPU]),
     Case("batch has no worker", 10_000, 24, [BATCH._replace(trouble="no_workers"), API]),
     Case("nothing works: it stays", 10_000, 24, [BATCH._replace(trouble="stuck"), API._replace(trouble="paused")], here="batch"),
@@ -98,17 +98,18 @@ class Tried(NamedTuple):
 
 def walked(case: Case, first: Given, then: Given | None, at_s: float, slower: float) -> tuple[float, float]:
     """Tick by tick: when all documents are done, and what they have cost. Never done where the first lane does nothing."""
+    tick_s = max(60.0, (case.deadline_h or 24) * H / TICKS)
     clock, done, usd = 0.0, 0.0, 0.0
     lane, since = first, RULES.moving_s if case.here not in (None, first.lane) else 0.0
     rounds = 0
-    while done < case.left and clock < 400 * H:
+    while done < case.left and clock < 60 * H:
         if then is not None and lane is first and clock >= at_s:
             if not done:
                 return math.inf, math.inf
             lane, since, rounds = then, clock + RULES.moving_s, 0
-        clock += TICK_S
+        clock += tick_s
         if lane.per_minute is not None:
-            more = lane.per_minute / 60 / slower * max(0.0, min(TICK_S, clock - since))
+            more = lane.per_minute / 60 / slower * max(0.0, min(tick_s, clock - since))
         else:
             assert lane.batch_h is not None
             ended = int(max(0.0, clock - since + 1e-6) / (lane.batch_h * H * slower))
@@ -146,10 +147,11 @@ def best_first_lanes(case: Case) -> set[str]:
     """The first lanes of the ways that cannot be told from the best one."""
     tried = list(every_way(case))
     horizon_s = math.inf if case.deadline_h is None else case.deadline_h * H
-    meeting = [one for one in tried if one.surely_s <= horizon_s + TICK_S]
+    tick_s = max(60.0, (case.deadline_h or 24) * H / TICKS)
+    meeting = [one for one in tried if one.surely_s <= horizon_s + tick_s]
     if not meeting:
         soonest = min(one.ends_s for one in tried)
-        return {one.lanes[0].lane for one in tried if one.ends_s <= soonest + 2 * TICK_S}
+        return {one.lanes[0].lane for one in tried if one.ends_s <= soonest + 2 * tick_s}
     least = min(one.usd for one in meeting)
     same = [one for one in meeting if one.usd == least or one.usd <= least * 1.01]
     if case.here is not None:  # the one where it is, unless another is clearly cheaper

@@ -24,7 +24,15 @@ from penstock_ledger.stores.outcome_rows import (
     result_row,
     stored_result_from,
 )
-from penstock_ledger.stores.tallies import add_left, add_second_answers, beside, beside_job, counts_from, grouped, tallied
+from penstock_ledger.stores.tallies import (
+    add_left,
+    add_second_answers,
+    beside,
+    beside_job,
+    counts_from,
+    grouped,
+    tallied,
+)
 from penstock_ledger.vectors import MAGIC, Vectors, unpack
 
 PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes

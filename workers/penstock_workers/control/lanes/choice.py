@@ -1,8 +1,9 @@
 """The choice between lanes, as a function of what is known: the cheapest that is expected to meet the deadline.
 
 A lane is looked at with what may follow it: a cheap one that is slow, or whose time is not known, may be tried as long as
-another lane can still do what is left before the deadline. Without a deadline a real-time price is paid only where the job
-permits no other, or says the order of its lanes itself.
+another lane can still do what is left before the deadline. A batch that stands still looks like one that works, so no job
+waits for one beyond the last moment at which another lane would be in time. Without a deadline a real-time price is paid only
+where the job permits no other, or says the order of its lanes itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from penstock_workers.control.lanes.paces import InBatches
 from penstock_workers.control.lanes.say import sentence
 from penstock_workers.control.lanes.seen import JobNow, LaneNow
 from penstock_workers.lane_changes import LaneChangeSettings
@@ -64,11 +66,23 @@ def _best(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, now: floa
     found = plans(job, usable, now, rules)
     meeting = [plan for plan in found if plan.meets]
     meeting = [plan for plan in meeting if plan.now.lane not in job.left_late] or meeting
+    meeting = [plan for plan in meeting if not _is_last_moment(job, plan, usable, now, rules)] or meeting
     if not meeting:
         return min(found, key=lambda plan: (_late(plan), *_preference(job, lanes, plan)))
     best = min(meeting, key=lambda plan: _preference(job, lanes, plan))
     stays = next((plan for plan in meeting if plan.now is here), None)
     return best if stays is None or _is_worth_a_move(job, stays, best) else stays
+
+
+def _is_last_moment(job: JobNow, plan: Plan, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> bool:
+    """Whether this is a wait for batches, and another lane could do now what they might leave, but not at the next look."""
+    if job.deadline_at is None or not isinstance(plan.now.pace, InBatches):
+        return False
+    left, horizon_s = max(0, job.left - job.answered), job.deadline_at - now
+    others = [other.pace for other in lanes if other is not plan.now and other.pace is not None]
+    needs_s = min((rules.moving_s + rules.margin * pace.seconds_for(left) for pace in others), default=math.inf)
+    begins_s = rules.look_s + (rules.moving_s if job.lane not in (None, plan.now.lane) else 0.0)
+    return needs_s <= horizon_s < begins_s + needs_s
 
 
 def _is_worth_a_move(job: JobNow, stays: Plan, best: Plan) -> bool:
