@@ -18,7 +18,7 @@ from penstock_cli.state import StateFolder
 if TYPE_CHECKING:
     import redis
 
-    from penstock_ledger import BatchSum, Database, JobStore, MadeWith, Meta, OutcomeStore, RedisLedger
+    from penstock_ledger import BatchSum, Database, JobStore, LaneMove, MadeWith, Meta, OutcomeStore, RedisLedger
     from penstock_ledger.model import Job
     from penstock_producer.settings import ProducerSettings
 
@@ -78,6 +78,12 @@ class Books:
         from penstock_ledger import Provenance
 
         return Provenance(self.database).of(job.job_id)
+
+    def moves(self, job: Job) -> list[LaneMove]:
+        """How its lane was chosen and has changed."""
+        from penstock_ledger import LaneMoves
+
+        return LaneMoves(self.database).of(job.job_id) if job.moves else []
 
     def provider_batches(self, job: Job) -> list[BatchSum]:
         """Its batches at providers, in a lane that has such."""

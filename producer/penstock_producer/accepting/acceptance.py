@@ -13,8 +13,9 @@ from penstock_producer.job.lanes import BATCH_LANE, DEFAULT_LANE, LANES, has_own
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.settings import ProducerSettings
 
-__all__ = ["beyond_budget", "can_answer", "check_acceptable", "check_estimate"]
+__all__ = ["beyond_budget", "can_answer", "check_acceptable", "check_estimate", "check_other_lane"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,20 @@ def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
         raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
     if spec.budget_usd is not None:
         _check_budget(spec, provider)
+
+
+def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> None:
+    """Raises SpecError where an accepted job asks for what ``lane``, to which it is to go, cannot do."""
+    both = spec.model_copy(update={"lane": spec.first_lane, "lanes": [*spec.permitted_lanes, lane]})
+    _check_batch_options(both)
+    _check_several(both)
+    refusal = settings.refused_endpoint(spec.provider, spec.endpoint, lane)
+    if spec.embedding_dtype is not None and not LANES[lane].makes_vectors:
+        refusal = f"lane {lane} stores vectors as they come, and the job has embedding_dtype"
+    if spec.model is None and spec.takes_records and not has_own_model(lane):
+        refusal = f"lane {lane} asks a provider, and the job names no model"
+    if refusal is not None:
+        raise SpecError([Problem("invalid_value", "/lane", refusal, "")])
 
 
 def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:

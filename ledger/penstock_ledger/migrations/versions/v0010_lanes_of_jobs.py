@@ -1,5 +1,5 @@
-"""The lane that a job has now, each change of it, and what was paid besides outcomes. Older processes read none of it, and go on: those
-of a job that has changed its lane work on in its first one."""
+"""The lane that a job has now, each change of it, and what was paid besides outcomes. Older processes read none
+of it, and go on: those of a job that has changed its lane work on in its first one."""
 
 from __future__ import annotations
 

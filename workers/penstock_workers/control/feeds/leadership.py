@@ -33,6 +33,7 @@ class LedFeed:
     feeder: Feeder
     reconciler: Reconciler
     next_round: float  # monotonic time of the next reconciliation
+    lane: str  # that it is fed to
 
 
 class Leadership:
@@ -91,7 +92,7 @@ class Leadership:
         if feed is None:
             self._led.pop(name, None)
             return None
-        if led is not None and led.feeder.feed.fence == feed.fence:
+        if led is not None and led.feeder.feed.fence == feed.fence and led.lane == job.lane:
             led.feeder.lead(feed)
             return led
         led = self._led[name] = self._open_led(job, feed)

@@ -30,7 +30,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Feed, Job
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.job.lanes import packs
+from penstock_producer.job.lanes import AUTO, packs
 from penstock_ratelimit import full_jitter
 from penstock_workers.errors import WorkerError
 from penstock_workers.failure_log import FailureLog
@@ -144,7 +144,7 @@ class Leader:
         """In a thread."""
         every = self._live.look()
         moves = {job.job_id: self._moves.of(job.job_id) for job, _ in every if job.moves}
-        live = [one for one in every if packs(one.job.lane) and _has_arrived(moves.get(one.job.job_id))]
+        live = [one for one in every if packs(one.job.lane) and _has_arrived(one.job, moves.get(one.job.job_id))]
         running = [job.job_id for job, _ in live if job.state is JobState.RUNNING]
         waiting = {(one.job_id, one.generation): one for one in self._remainders.waiting(running)}
         left = {job_id: at for job_id, some in moves.items() if (at := _left_at(some)) is not None}
@@ -262,9 +262,12 @@ class Leader:
             pass
 
 
-def _has_arrived(moves: Sequence[LaneMove] | None) -> bool:
-    """Whether all that the job's lane before held waits in SQL now: until then the same documents would be packed twice."""
-    return not moves or moves[-1].before is None or moves[-1].left_at is not None
+def _has_arrived(job: Job, moves: Sequence[LaneMove] | None) -> bool:
+    """Whether its lane is chosen, and all that the lane before held waits in SQL now: until then the same documents would be
+    packed twice."""
+    if not moves:
+        return job.spec.get("lane") != AUTO
+    return moves[-1].before is None or moves[-1].left_at is not None
 
 
 def _left_at(moves: Sequence[LaneMove]) -> float | None:
