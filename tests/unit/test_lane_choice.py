@@ -144,7 +144,7 @@ def every_way(case: Case) -> Iterator[Tried]:
 
 
 def best_first_lanes(case: Case) -> set[str]:
-    """The first lanes of the ways that cannot be told from the best one."""
+    """The first lanes of the ways that are as good as the best one."""
     tried = list(every_way(case))
     horizon_s = math.inf if case.deadline_h is None else case.deadline_h * H
     tick_s = max(60.0, (case.deadline_h or 24) * H / TICKS)
@@ -186,7 +186,7 @@ def test_without_a_deadline_the_real_time_price_is_never_paid(here: str | None, 
 
 
 def test_a_job_that_names_its_order_may_pay_it() -> None:
-    """`--lane batch --lanes batch,api` goes to real time where batch is of no use, and comes back to its first lane."""
+    """`--lane batch --lanes batch,api` goes to real time where batch has no worker, and comes back to its first lane."""
     troubled = [seen(BATCH._replace(trouble="no_workers")), seen(API)]
     spill = choose(JobNow("batch", 1_000, None, by_order=True), troubled, NOW, RULES)
     assert (spill.lane, spill.reason) == ("api", "no_workers")

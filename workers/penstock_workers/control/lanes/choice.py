@@ -14,25 +14,14 @@ from typing import Final, NamedTuple
 
 from penstock_workers.control.lanes.paces import InBatches
 from penstock_workers.control.lanes.say import sentence
-from penstock_workers.control.lanes.seen import JobNow, LaneNow
+from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
 from penstock_workers.lane_changes import LaneChangeSettings
 
-__all__ = ["Choice", "Plan", "choose", "plans"]
+__all__ = ["Choice", "choose"]
 
 MOMENTS: Final = 400  # of the time that is left, at which going on to another lane is looked at
 WORTH: Final = 0.05  # of what is left to pay: a lane that saves less is not worth a move
 CENT: Final = 1e-9  # plans whose costs differ by less cost the same
-
-
-class Plan(NamedTuple):
-    """A lane for now, and the one that does what it leaves."""
-
-    now: LaneNow
-    then: LaneNow | None  # None: none
-    at_s: float  # from now on, when ``then`` begins
-    ends_s: float | None  # from now on, as expected; None: not known
-    usd: float | None  # of all that is left
-    meets: bool  # the deadline, with the margin
 
 
 class Choice(NamedTuple):
@@ -52,7 +41,7 @@ def choose(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeS
     return Choice(best.now.lane, _reason(job, lanes, here, best), why, _figures(job, lanes, best, now, rules), meets)
 
 
-def plans(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> list[Plan]:
+def _plans(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> list[Plan]:
     """What can be done from now on, for each lane the best."""
     horizon_s = math.inf if job.deadline_at is None else job.deadline_at - now
     return [_plan(job, one, lanes, horizon_s, rules) for one in lanes]
@@ -63,7 +52,7 @@ def _best(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, now: floa
     usable = [one for one in permitted if one.trouble is None]
     if not usable:
         usable = [here] if here is not None and here in permitted else list(permitted)
-    found = plans(job, usable, now, rules)
+    found = _plans(job, usable, now, rules)
     meeting = [plan for plan in found if plan.meets]
     meeting = [plan for plan in meeting if plan.now.lane not in job.left_late] or meeting
     meeting = [plan for plan in meeting if not _is_last_moment(job, plan, usable, now, rules)] or meeting
