@@ -135,7 +135,11 @@ class JobSteps:
         if job.state is JobState.PAUSED:
             self._resumes.resume_when_over(job)
             return
-        led = self._led(job, live.feeds)
+        here = self._led_by_control(job, live.feeds)
+        for feed in live.feeds if len(here) < len(live.feeds) else ():
+            if feed not in here:
+                self.leadership.hand_back(feed)
+        led = self._led(job, here)
         shards = {feed.feed.generation: self._led(job, feed.shards) for feed in live.feeds if feed.shards}
         if job.state is JobState.CANCELLING:
             self._unpark(job, seen)  # for workers to see that they are cancelled
@@ -172,9 +176,10 @@ class JobSteps:
 
     def _has_left(self, job: Job, outstanding: int) -> bool:
         """Whether documents may be fed to the job's lane: what waited in the one before has been taken from there."""
+        has_left = False
         with self._faults_of_source(job):
-            return self._leaving.step(job, self._specs.of(job), outstanding)
-        return False
+            has_left = self._leaving.step(job, self._specs.of(job), outstanding)
+        return has_left
 
     def _led_by_control(self, job: Job, feeds: Sequence[LiveFeed]) -> tuple[LiveFeed, ...]:
         """Of a job whose documents are packed by workers only the feeds that they have read to their end, until it ends."""

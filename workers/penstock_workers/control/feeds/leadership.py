@@ -98,6 +98,12 @@ class Leadership:
         led = self._led[name] = self._open_led(job, feed)
         return led
 
+    def hand_back(self, live: LiveFeed) -> None:
+        """A feed that others read now: the job's lane has changed."""
+        if live.led_by(self._owner):
+            self._jobs.release_feed(live.feed, self._owner)
+            self.forget(live.feed)
+
     def forget(self, feed: Feed) -> None:
         """Another process has taken it, or it was rewound."""
         self._led.pop(_name(feed), None)

@@ -195,8 +195,8 @@ class Leaving:
 
 def _queues(moves: Sequence[LaneMove]) -> list[str]:
     """The own queues of the lanes with messages in which a job was or is."""
-    lanes = {lane for move in moves for lane in (move.before, move.lane) if lane in LANES and not packs(lane)}
-    return [queue_name(lane) for lane in sorted(lanes)]
+    lanes = {lane for move in moves for lane in (move.before, move.lane) if lane is not None}
+    return [queue_name(lane) for lane in sorted(lanes) if lane in LANES and not packs(lane)]
 
 
 def _waiting(key: ItemKey, position: str) -> Remainder:
