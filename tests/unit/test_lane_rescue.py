@@ -117,13 +117,14 @@ class PlayedDoor:
         self.played.lane, self.played.arrived_at = lane, now
         return moved
 
-    def of(self, job_id: str) -> list[LaneMove]:
+    def of(self, job: Job) -> Sequence[LaneMove]:
         return list(self.played.moves)
 
 
 def play(played: PlayedJob, most_s: float) -> float:
     """Until all documents are done, or so long; returns how long it took."""
-    choices = LaneChoices(played, PlayedDoor(played), RULES, clock=lambda: played.now)
+    door = PlayedDoor(played)
+    choices = LaneChoices(played, door, door, RULES, clock=lambda: played.now)
     while played.finished < played.documents and played.now - BEGAN < most_s:
         choices.look(played.job(), played.spec, 0)
         played.pass_time()
