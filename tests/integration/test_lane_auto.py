@@ -27,7 +27,7 @@ def test_what_a_batch_does_not_deliver_is_answered_before_the_deadline(tmp_path:
         workers = [fleet.worker(4, **prices), fleet.worker(1, lane="batch", **batch, **prices)]
         control = fleet.control(**CAREFUL, **prices)
         fleet.ready(*workers)
-        until(lambda: "celery@" in control.text or "control" in control.text, 30, "control is ready")
+        until(lambda: "penstock.control" in control.log.read_text(), 60, "control is ready")
         job = fleet.submit(DOCUMENTS, lane="auto", deadline_s=DEADLINE_S)
         fleet.wait_for(job, JobState.COMPLETED, 2 * DEADLINE_S)
         status = fleet.producer.status(job.job_id)
