@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock_ledger import BatchSum, Database, JobStore, LaneMove, MadeWith, Meta, OutcomeStore, RedisLedger
     from penstock_ledger.model import Job
     from penstock_producer.settings import ProducerSettings
+    from penstock_ratelimit.for_penstock import QuotaView
 
 
 class Books:
@@ -90,6 +91,20 @@ class Books:
         from penstock_ledger import ProviderBatchStore
 
         return ProviderBatchStore(self.database).sums(job.job_id)
+
+    def batches_lasted(self, provider: str, most: int) -> list[float]:
+        """Seconds that the last batches of a provider took."""
+        from penstock_ledger import ProviderBatchStore
+
+        return ProviderBatchStore(self.database).lasted(provider, most)
+
+    def quota(self, provider: str) -> QuotaView | None:
+        """What the fleet's quota says of a provider; None where Redis does not run, or knows nothing of it."""
+        from penstock_ratelimit.for_penstock import read_quotas
+
+        if self.redis_if_running() is None or self.redis_client is None:
+            return None
+        return next(iter(read_quotas(self.redis_client, quota_ids=[provider])), None)
 
     def seconds(self, job: Job) -> float | None:
         """Seconds of work of a local job; None where only the calendar knows."""

@@ -113,6 +113,7 @@ class BatchesOpen(NamedTuple):
     created_at: float | None  # when the provider took the oldest one that it works on
     waits_since: float | None  # when the oldest one was packed that it has not taken
     why: str | None  # what that one waits for, where it is said
+    answered: int  # requests of those that run, as far as the provider tells
 
 
 class BatchSum(NamedTuple):

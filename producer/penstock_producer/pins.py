@@ -25,7 +25,9 @@ __all__ = [
 
 DOOR: Final = "door"  # the kind of door that the job came through, where it is not a trusted one
 REMOTE: Final = "remote"  # a remote one: its source is read from inside `source_roots` only, at submit and ever after
-ESTIMATE: Final = "estimate"  # tokens of all documents, as guessed from the first of them, for jobs with several lanes
+ESTIMATE: Final = (
+    "estimate"  # tokens of all documents, as guessed from the first of them, where lanes or a deadline are weighed
+)
 FILES: Final = "files"  # the pins of several files, whose digest is beside it
 MEDIA_NEWEST: Final = "media_newest_ns"  # when the last of the files that rows name was changed, at submit
 MEMBERS: Final = "members"  # [packed offset, plain offset] of places where reading can begin

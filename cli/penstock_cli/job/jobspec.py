@@ -125,7 +125,8 @@ def _lines_file(flag: str, path: Path) -> list[Any]:
 def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
     """For a lane that hosts its model: --model names it, unless the settings have one and the flag is only a label."""
     own = settings.of_lane(settings.lane)
-    if spec.model is None or own is None or not has_own_model(settings.lane):
+    is_asked = settings.lane in spec.permitted_lanes and has_own_model(settings.lane)
+    if spec.model is None or own is None or not is_asked:
         return settings
     return settings.model_copy(update={settings.lane: own.hosting(spec.model)})
 

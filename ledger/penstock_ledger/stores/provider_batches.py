@@ -319,8 +319,9 @@ class ProviderBatchStore:
             func.min(columns.created_at).filter(columns.state == str(BatchState.CREATED)),
             func.min(columns.packed_at).filter(waits),
             func.max(columns.why).filter(waits),
+            func.coalesce(func.sum(columns.succeeded).filter(columns.state == str(BatchState.CREATED)), 0),
         ).where(columns.job_id == job_id, _OPEN)
-        return self._db.read(lambda connection: BatchesOpen(*connection.execute(query).one()))
+        return self._db.read(lambda connection: _open_of(connection.execute(query).one()))
 
     def lasted(self, provider: str, limit: int) -> list[float]:
         """Seconds from the create to the end of the provider's last batches of all jobs, as it worked on them: without those
@@ -402,6 +403,11 @@ def _batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:
     values["state"] = BatchState(row.state)
     values["fence"] = row.fence if fence is None else fence
     return ProviderBatch(**values)
+
+
+def _open_of(row: Any) -> BatchesOpen:
+    created_at, waits_since, why, answered = row
+    return BatchesOpen(created_at, waits_since, why, int(answered))
 
 
 def _sum_of(row: Any) -> BatchSum:

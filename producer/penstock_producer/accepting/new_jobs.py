@@ -135,8 +135,8 @@ class NewJobs:
 
 
 def _estimate(spec: JobSpec, found: Survey) -> dict[str, Any]:
-    """What lanes are compared by until there are answers; kept with the source."""
-    if len(spec.permitted_lanes) == 1:
+    """What lanes are compared by, and with a deadline, until there are answers; kept with the source."""
+    if len(spec.permitted_lanes) == 1 and spec.deadline_s is None:
         return {}
     documents = found.total - len(found.refused)
     return {ESTIMATE: {**found.estimate._asdict(), "documents": documents}}

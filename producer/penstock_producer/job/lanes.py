@@ -13,11 +13,12 @@ from typing import Final, Literal
 from penstock_producer.job.endpoints import EMBEDDINGS, SCORING
 
 __all__ = [
-    "AUTO", "AUTO_LANES", "BATCH_LANE", "DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "has_own_model", "lanes_in_words",
-    "packs", "permitted", "served_lanes",
+    "AUTO", "AUTO_LANES", "BATCH_LANE", "DEFAULT_LANE", "LANES", "Lane", "LaneAsked", "LaneFacts", "has_own_model",
+    "lanes_in_words", "packs", "permitted", "served_lanes",
 ]  # fmt: skip
 
 Lane = Literal["api", "gpu", "embed", "batch"]
+LaneAsked = Literal[Lane, "auto"]
 DEFAULT_LANE: Final = "api"
 BATCH_LANE: Final = "batch"
 AUTO: Final = (

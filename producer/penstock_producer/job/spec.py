@@ -24,7 +24,7 @@ from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.job.fallback import MAX_FALLBACKS, USUAL_REASONS, FallbackModel, FallbackReason
 from penstock_producer.job.formats import Format, check_encoding
-from penstock_producer.job.lanes import AUTO, LANES, Lane, has_own_model, lanes_in_words, permitted
+from penstock_producer.job.lanes import AUTO, LANES, Lane, LaneAsked, has_own_model, lanes_in_words, permitted
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
 from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems, params_of
 from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
@@ -85,7 +85,7 @@ class JobSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False, protected_namespaces=())
 
     # What each field means, and its default, stands in options.py: flags and docs say the same.
-    lane: Lane | Literal["auto"] = _of("lane")
+    lane: LaneAsked = _of("lane")
     lanes: list[Lane] | None = _of("lanes", min_length=1)
     provider: str = _of("provider", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     endpoint: str = _of("endpoint", max_length=MAX_PATH_CHARS)
@@ -224,11 +224,11 @@ class JobSpec(BaseModel):
             if getattr(self, field):
                 yield Problem("invalid_value", f"/{field}", message, fix)
 
-    @field_validator("lane", mode="plain", json_schema_input_type=Lane | Literal["auto"])
+    @field_validator("lane", mode="plain", json_schema_input_type=LaneAsked)
     @classmethod
     def _check_lane(cls, lane: Any) -> Any:
         if not isinstance(lane, str) or lane not in (*LANES, AUTO):
-            raise ValueError(f"lanes are {lanes_in_words()}, and {AUTO}")
+            raise ValueError(f"lanes are {lanes_in_words()}; {AUTO} chooses")
         return lane
 
     @field_validator("lanes", mode="plain", json_schema_input_type=list[Lane] | None)

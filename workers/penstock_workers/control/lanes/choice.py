@@ -1,8 +1,9 @@
 """The choice between lanes, as a function of what is known: the cheapest that is expected to meet the deadline.
 
 A lane is looked at with what may follow it: a cheap one that is slow, or whose time is not known, may be tried as long as
-another lane can still do what is left before the deadline. Without a deadline a real-time price is paid only where the job
-permits no other, or says the order of its lanes itself.
+another lane can still do what is left before the deadline. A batch that stands still looks like one that works, so no job
+waits for one beyond the last moment at which another lane would be in time. Without a deadline a real-time price is paid only
+where the job permits no other, or says the order of its lanes itself.
 """
 
 from __future__ import annotations
@@ -11,26 +12,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from penstock_workers.control.lanes.paces import InBatches
 from penstock_workers.control.lanes.say import sentence
-from penstock_workers.control.lanes.seen import JobNow, LaneNow
+from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
 from penstock_workers.lane_changes import LaneChangeSettings
 
-__all__ = ["Choice", "Plan", "choose", "plans"]
+__all__ = ["Choice", "choose"]
 
 MOMENTS: Final = 400  # of the time that is left, at which going on to another lane is looked at
 WORTH: Final = 0.05  # of what is left to pay: a lane that saves less is not worth a move
 CENT: Final = 1e-9  # plans whose costs differ by less cost the same
-
-
-class Plan(NamedTuple):
-    """A lane for now, and the one that does what it leaves."""
-
-    now: LaneNow
-    then: LaneNow | None  # None: none
-    at_s: float  # from now on, when ``then`` begins
-    ends_s: float | None  # from now on, as expected; None: not known
-    usd: float | None  # of all that is left
-    meets: bool  # the deadline, with the margin
 
 
 class Choice(NamedTuple):
@@ -50,7 +41,7 @@ def choose(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeS
     return Choice(best.now.lane, _reason(job, lanes, here, best), why, _figures(job, lanes, best, now, rules), meets)
 
 
-def plans(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> list[Plan]:
+def _plans(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> list[Plan]:
     """What can be done from now on, for each lane the best."""
     horizon_s = math.inf if job.deadline_at is None else job.deadline_at - now
     return [_plan(job, one, lanes, horizon_s, rules) for one in lanes]
@@ -61,14 +52,26 @@ def _best(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, now: floa
     usable = [one for one in permitted if one.trouble is None]
     if not usable:
         usable = [here] if here is not None and here in permitted else list(permitted)
-    found = plans(job, usable, now, rules)
+    found = _plans(job, usable, now, rules)
     meeting = [plan for plan in found if plan.meets]
     meeting = [plan for plan in meeting if plan.now.lane not in job.left_late] or meeting
+    meeting = [plan for plan in meeting if not _is_last_moment(job, plan, usable, now, rules)] or meeting
     if not meeting:
         return min(found, key=lambda plan: (_late(plan), *_preference(job, lanes, plan)))
     best = min(meeting, key=lambda plan: _preference(job, lanes, plan))
     stays = next((plan for plan in meeting if plan.now is here), None)
     return best if stays is None or _is_worth_a_move(job, stays, best) else stays
+
+
+def _is_last_moment(job: JobNow, plan: Plan, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> bool:
+    """Whether this is a wait for batches, and another lane could do now what they might leave, but not at the next look."""
+    if job.deadline_at is None or not isinstance(plan.now.pace, InBatches):
+        return False
+    left, horizon_s = max(0, job.left - job.answered), job.deadline_at - now
+    others = [other.pace for other in lanes if other is not plan.now and other.pace is not None]
+    needs_s = min((rules.moving_s + rules.margin * pace.seconds_for(left) for pace in others), default=math.inf)
+    begins_s = rules.look_s + (rules.moving_s if job.lane not in (None, plan.now.lane) else 0.0)
+    return needs_s <= horizon_s < begins_s + needs_s
 
 
 def _is_worth_a_move(job: JobNow, stays: Plan, best: Plan) -> bool:
@@ -95,55 +98,71 @@ def _preference(job: JobNow, lanes: Sequence[LaneNow], plan: Plan) -> tuple[floa
     )  # fmt: skip
 
 
+def _cost(plan: Plan) -> float:
+    return math.inf if plan.usd is None else plan.usd
+
+
 def _late(plan: Plan) -> float:
     """Where no plan meets the deadline: seconds until the end, and those that are not known come last."""
     return math.inf if plan.ends_s is None else plan.ends_s
 
 
 def _plan(job: JobNow, one: LaneNow, lanes: Sequence[LaneNow], horizon_s: float, rules: LaneChangeSettings) -> Plan:
+    """The best that begins with this lane: alone where that meets the deadline, else with the one that follows."""
     moving_s = rules.moving_s if job.lane not in (None, one.lane) else 0.0
+    alone = _alone(job, one, horizon_s, moving_s, rules)
+    if alone.meets:
+        return alone
+    others = [other for other in lanes if other.lane != one.lane and other.trouble is None and other.pace is not None]
+    followed = [_followed(job, one, other, horizon_s, moving_s, rules) for other in others]
+    found = [alone, *(plan for plan in followed if plan is not None)]
+    meeting = [plan for plan in found if plan.meets]
+    return min(meeting, key=_cost) if meeting else min(found, key=_late)
+
+
+def _alone(job: JobNow, one: LaneNow, horizon_s: float, moving_s: float, rules: LaneChangeSettings) -> Plan:
     usd = None if one.usd_each is None else one.usd_each * job.left
-    ends_s = None if one.pace is None else moving_s + one.pace.seconds_for(job.left)
-    alone = one.pace is not None and moving_s + rules.margin * one.pace.seconds_for(job.left) <= horizon_s
-    if alone or math.isinf(horizon_s):
-        return Plan(one, None, 0.0, ends_s, usd, meets=True)
-    followed = [
-        plan
-        for other in lanes
-        if other.lane != one.lane and other.trouble is None and other.pace is not None
-        if (plan := _followed(job, one, other, horizon_s, moving_s, rules)) is not None
-    ]
-    if followed:
-        return min(followed, key=lambda plan: math.inf if plan.usd is None else plan.usd)
-    return Plan(one, None, 0.0, ends_s, usd, meets=False)
+    if one.pace is None:
+        return Plan(one, None, 0.0, None, usd, meets=math.isinf(horizon_s))
+    need_s = one.pace.seconds_for(job.left)
+    return Plan(one, None, 0.0, moving_s + need_s, usd, meets=moving_s + rules.margin * need_s <= horizon_s)
 
 
 def _followed(
     job: JobNow, one: LaneNow, other: LaneNow, horizon_s: float, moving_s: float, rules: LaneChangeSettings
 ) -> Plan | None:
-    """``one`` for as long as ``other`` can still do the rest in time; None where that is over, or would bring nothing."""
+    """``one`` for as long as ``other`` can still do the rest in time, or, where it cannot, so that both end soonest. None where
+    ``one`` would bring nothing, or there is no time for it."""
     assert other.pace is not None
-    last: tuple[float, float] | None = None
-    for moment in range(MOMENTS):
-        at_s = horizon_s * moment / MOMENTS
-        if at_s < moving_s + rules.look_s:
-            continue
-        done = 0.0 if one.pace is None else one.pace.done_in(at_s - moving_s, job.left)
-        if at_s + rules.moving_s + rules.margin * other.pace.seconds_for(job.left - done) <= horizon_s:
-            last = at_s, done
-    if last is None:
+    first_s = moving_s + rules.look_s
+    if horizon_s <= first_s or (one.pace is None and not (job.by_order or _is_cheaper(one, other))):
         return None
-    at_s, done = last
+    last: Plan | None = None
+    for moment in range(MOMENTS):
+        at_s = first_s + (horizon_s - first_s) * moment / MOMENTS
+        plan = _both(job, one, other, at_s, at_s - moving_s, horizon_s, rules)
+        if plan is not None and (last is None or plan.meets or (not last.meets and _late(plan) < _late(last))):
+            last = plan
+    return last
+
+
+def _both(
+    job: JobNow, one: LaneNow, other: LaneNow, at_s: float, works_s: float, horizon_s: float, rules: LaneChangeSettings
+) -> Plan | None:
+    """``one`` works for so long, and ``other`` does what it leaves from ``at_s`` on."""
+    assert other.pace is not None
     if one.pace is None:  # it may do all, some or nothing until then
         usd = None if one.usd_each is None else one.usd_each * job.left
-        is_tried = job.by_order or _is_cheaper(one, other)
-        return Plan(one, other, at_s, None, usd, meets=True) if is_tried else None
+        late_s = at_s + rules.moving_s + rules.margin * other.pace.seconds_for(job.left)
+        return Plan(one, other, at_s, None, usd, meets=True) if late_s <= horizon_s else None
+    done, surely = one.pace.done_in(works_s, job.left), one.pace.done_in(works_s / rules.margin, job.left)
     if done <= 0:
         return None
+    late_s = at_s + rules.moving_s + rules.margin * other.pace.seconds_for(job.left - surely)
     ends_s = at_s + rules.moving_s + other.pace.seconds_for(job.left - done)
     known = one.usd_each is not None and other.usd_each is not None
     usd = (one.usd_each or 0.0) * done + (other.usd_each or 0.0) * (job.left - done) if known else None
-    return Plan(one, other, at_s, ends_s, usd, meets=True)
+    return Plan(one, other, at_s, ends_s, usd, meets=late_s <= horizon_s)
 
 
 def _is_cheaper(one: LaneNow, other: LaneNow) -> bool:

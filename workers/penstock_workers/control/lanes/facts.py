@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import redis
 
-from penstock_ledger import Database, LaneMove, OutcomeStore, ProviderBatchStore, RedisLedger, WorkerSeen
+from penstock_ledger import BatchesOpen, Database, LaneMove, OutcomeStore, ProviderBatchStore, RedisLedger, WorkerSeen
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.job.lanes import AUTO, LANES, has_own_model, packs
 from penstock_producer.job.spec import JobSpec
@@ -40,6 +40,7 @@ class _Around(NamedTuple):
     tokens: Tokens | None
     provider: ProviderSettings | None  # None: it is not in this process's settings
     view: QuotaView | None
+    batches: BatchesOpen | None  # None: it is in no lane that packs
     workers: Sequence[WorkerSeen]
     now: float
 
@@ -87,6 +88,7 @@ class LaneFacts:
             left=around.left,
             deadline_at=deadline_at,
             by_order=spec.lane != AUTO,
+            answered=0 if around.batches is None else around.batches.answered,
             left_late=_left_late(moves, deadline_at),
         )
         return seen, [self._lane(lane, around) for lane in spec.permitted_lanes]
@@ -106,7 +108,8 @@ class LaneFacts:
         views = read_quotas(self._quotas, quota_ids=[spec.provider]) if spec.asks_a_provider else []
         provider = self._settings.providers.get(spec.provider)
         tokens, workers = tokens_each(job.source, counts), self._hot.workers()
-        return _Around(job, spec, counts, left, tokens, provider, views[0] if views else None, workers, now)
+        batches = self._batches.open_times(job.job_id) if packs(job.lane) else None
+        return _Around(job, spec, counts, left, tokens, provider, views[0] if views else None, batches, workers, now)
 
     def _lane(self, lane: str, around: _Around) -> LaneNow:
         speed, spec = self._speed(lane, around), around.spec
@@ -131,9 +134,9 @@ class LaneFacts:
         job, spec, is_here = around.job, around.spec, around.job.lane == lane
         if packs(lane):
             cap = None if around.provider is None else around.provider.batch_enqueued_tokens
-            now_open = self._batches.open_times(job.job_id) if is_here else None
             lasted = self._history(spec.provider, around.now)
-            return speeds.of_batches(lasted, now_open, cap, around.tokens, self._rules.margin, around.now)
+            own = around.batches if is_here else None
+            return speeds.of_batches(lasted, own, cap, around.tokens, self._rules.margin, around.now)
         declared: Mapping[str, float] = {} if around.provider is None else around.provider.limits
         limits = {} if has_own_model(lane) else speeds.limits_of(around.view, declared)
         own = self._measured.of_job(job.job_id, lane) if is_here else None
@@ -159,8 +162,8 @@ class LaneFacts:
         found = troubles.of_provider(lane, around.view)
         if found is None and lane not in self._rules.on_demand:
             found = troubles.of_workers(lane, around.spec.model, around.workers)
-        if found is None and packs(lane) and around.job.lane == lane:
-            found = troubles.of_batches(self._batches.open_times(around.job.job_id), around.now)
+        if found is None and around.batches is not None and around.job.lane == lane:
+            found = troubles.of_batches(around.batches, around.now)
         return found
 
     def _sharing(self, lane: str, job: Job, spec: JobSpec) -> int:

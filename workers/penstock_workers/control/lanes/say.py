@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock_workers.control.lanes.paces import OneByOne
-from penstock_workers.control.lanes.seen import JobNow, LaneNow
-
-if TYPE_CHECKING:
-    from penstock_workers.control.lanes.choice import Plan
+from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
 
 __all__ = ["clock", "dollars", "lasting", "sentence"]
 

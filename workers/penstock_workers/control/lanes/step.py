@@ -15,7 +15,7 @@ from penstock_workers.control.lanes.choice import Choice, choose
 from penstock_workers.control.lanes.seen import JobNow, LaneNow
 from penstock_workers.lane_changes import LaneChangeSettings
 
-__all__ = ["Door", "Facts", "LaneChoices"]
+__all__ = ["Door", "Facts", "LaneChoices", "Moves"]
 
 log = logging.getLogger(__name__)
 
@@ -52,18 +52,27 @@ class Door(Protocol):
         now: float,
     ) -> LaneMove | None: ...
 
-    def of(self, job_id: str) -> list[LaneMove]: ...
+
+class Moves(Protocol):
+    """Those that jobs have made."""
+
+    def of(self, job: Job) -> Sequence[LaneMove]: ...
 
 
 class LaneChoices:
     """Belongs to the control thread of any process: of two that decide at once, the ledger lets one move the job."""
 
     def __init__(
-        self, facts: Facts, door: Door, rules: LaneChangeSettings, clock: Callable[[], float] = time.time
+        self,
+        facts: Facts,
+        door: Door,
+        moves: Moves,
+        rules: LaneChangeSettings,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._facts, self._door, self._rules, self._clock = facts, door, rules, clock
+        self._facts, self._door, self._moves = facts, door, moves
+        self._rules, self._clock = rules, clock
         self._next: dict[str, float] = {}  # by job: when it is looked at again
-        self._moves: dict[str, list[LaneMove]] = {}  # by job
         self._next_note = 0.0
 
     def note(self, live: Sequence[Job], specs: Callable[[Job], JobSpec]) -> None:
@@ -82,7 +91,7 @@ class LaneChoices:
         if not undecided and now < self._next.get(job.job_id, 0.0):
             return False
         self._next[job.job_id] = now + self._rules.look_s
-        moves = self._moves_of(job)
+        moves = self._moves.of(job)
         if moves and moves[-1].reason == BY_HAND:
             return False
         seen, lanes = self._facts.of(job, moves, outstanding)
@@ -97,7 +106,6 @@ class LaneChoices:
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
         self._next = {job_id: at for job_id, at in self._next.items() if job_id in live}
-        self._moves = {job_id: moves for job_id, moves in self._moves.items() if job_id in live}
         self._facts.keep_only(live)
 
     def _go(self, job: Job, before: str | None, choice: Choice, now: float) -> bool:
@@ -118,14 +126,6 @@ class LaneChoices:
         if choice.reason in AT_ONCE or not moves or moves[-1].before is None:
             return False
         return now - moves[-1].at < self._rules.move_each_s
-
-    def _moves_of(self, job: Job) -> Sequence[LaneMove]:
-        if not job.moves:
-            return ()
-        known = self._moves.get(job.job_id)
-        if known is None or len(known) != job.moves:
-            known = self._moves[job.job_id] = self._door.of(job.job_id)
-        return known
 
 
 def _is_over(job: Job, spec: JobSpec, now: float) -> bool:
