@@ -11,11 +11,12 @@ from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
 from penstock_cli.report import money
 from penstock_cli.show.changes import saved_tokens
 from penstock_cli.show.figures import MICRO, retried_by_reason
+from penstock_cli.show.lanes import lanes_of
 from penstock_producer.job.lanes import packs
 from penstock_producer.tally import Tally
 
 if TYPE_CHECKING:
-    from penstock_ledger import MadeWith
+    from penstock_ledger import LaneMove, MadeWith
     from penstock_ledger.model import Counts, Job, LaneCounts
 
 
@@ -58,6 +59,9 @@ class Report:
     made_with: list[dict[str, Any]] = field(default_factory=list)  # releases, engines, prices; a result has its model
     deduplicated: int = 0  # of the succeeded: took the answer to an equal request of this job, at no cost
     cached: int = 0  # likewise of an earlier job
+    answered_twice: int = 0  # documents that were paid for again, as two lanes have answered them; in the cost
+    twice_cost_usd: float = 0.0  # of `cost_usd`: what the answers cost that came second
+    lanes: list[dict[str, Any]] = field(default_factory=list)  # where the job went, when and why
     advice: list[str] = field(default_factory=list)  # where all documents failed alike: why, and what to do
     cost_by_lane: list[money.LaneCost] = field(default_factory=list)
     saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0))
@@ -89,6 +93,7 @@ def build(
     stats: Mapping[str, int],
     seconds: float | None = None,
     made_with: Iterable[MadeWith] = (),
+    moves: Iterable[LaneMove] = (),
     lanes: Sequence[LaneCounts] = (),
     created: tuple[int, int] = (0, 0),
 ) -> Report:
@@ -101,8 +106,8 @@ def build(
     finished = counts.succeeded + counts.dead
     combinations = list(made_with)
     cost_usd = None if any(map(money.is_unpriced, combinations)) else round(counts.cost_microusd / MICRO, 6)
-    tally, lane = Tally.of_pin(job.source), str(job.spec.get("lane", ""))
-    by_lane = money.by_lane(counts, lanes, lane, combinations)
+    tally, lane = Tally.of_pin(job.source), job.lane
+    by_lane = money.by_lane(counts, lanes, None if job.moves else lane, combinations)
     saved = money.saved(counts, by_lane, combinations)
     return Report(
         job=job.job_key,
@@ -132,6 +137,9 @@ def build(
         tokens_saved=saved_tokens(tally),
         deduplicated=counts.reused.get("dedup", 0),
         cached=counts.reused.get("cache", 0),
+        answered_twice=counts.answered_twice,
+        twice_cost_usd=round(counts.twice_microusd / MICRO, 6),
+        lanes=lanes_of(moves),
         cost_by_lane=by_lane,
         saved=saved,
         batches=BatchesCreated(*created, saved.batch_discount_usd) if created[0] or packs(lane) else None,

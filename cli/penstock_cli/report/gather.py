@@ -22,6 +22,7 @@ def report_of(
         stats=ledger.stats(job) if stats is None else stats,
         seconds=ledger.seconds(job) if seconds is None else seconds,
         made_with=ledger.made_with(job),
+        moves=ledger.moves(job),
         lanes=ledger.outcomes.by_lane(job.job_id),
         created=ledger.batches_created(job),
     )

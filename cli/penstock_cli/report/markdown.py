@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from penstock_cli.report.words import (
     batches_line,
+    lane_name,
     made_with_line,
     milliseconds,
     moment,
     reasons_of,
     saved_rows,
+    twice_line,
 )
 from penstock_cli.show.changes import changes
 from penstock_cli.show.prices import usd_or_unknown
@@ -98,7 +100,7 @@ def _lanes(report: Report) -> Iterator[str]:
     yield from ("## Cost", "")
     rows = [
         (
-            plain(one.lane), count(one.documents), count(one.prompt_tokens), count(one.completion_tokens),
+            plain(lane_name(one.lane)), count(one.documents), count(one.prompt_tokens), count(one.completion_tokens),
             usd_or_unknown(one.cost_usd),
         )
         for one in report.cost_by_lane
@@ -134,6 +136,7 @@ def _effort(report: Report) -> Iterator[str]:
         *batches_line(report.batches),
         *reused_lines(report.deduplicated, report.cached),
         *([] if retried is None else [retried]),
+        *twice_line(report),
         *dict.fromkeys(map(made_with_line, report.made_with)),
         *changes(report.rows_cut, report.tokens_saved),
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LaneCost(NamedTuple):
     """Of one lane. ``None`` for money: of some of it no price is known."""
 
-    lane: str
+    lane: str | None  # None: paid besides outcomes, in lanes that the job has left
     succeeded: int
     dead: int
     calls: int
@@ -43,16 +43,17 @@ class Saved(NamedTuple):
 
 
 def by_lane(
-    counts: Counts, lanes: Sequence[LaneCounts], own_lane: str, made_with: Sequence[MadeWith]
+    counts: Counts, lanes: Sequence[LaneCounts], own_lane: str | None, made_with: Sequence[MadeWith]
 ) -> list[LaneCost]:
-    """The dearest first. What the ledger has no lane of belongs to the job's own: releases that wrote none never moved a job."""
+    """The dearest first. What the ledger has no lane of belongs to ``own_lane``: releases that wrote none never moved a job. It
+    is None where a job has moved, and was paid for besides its outcomes."""
     rest = _rest(counts, lanes)
-    sums: dict[str, list[int]] = {one.lane: _figures(one) for one in lanes}
+    sums: dict[str | None, list[int]] = {one.lane: _figures(one) for one in lanes}
     if rest[0] or any(rest[2:]):
         known = sums.get(own_lane, [0] * len(rest))
         sums[own_lane] = [before + more for before, more in zip(known, rest, strict=True)]
     found = [_lane_cost(lane, figures, made_with) for lane, figures in sums.items()]
-    return sorted(found, key=lambda one: (-(one.cost_usd or 0.0), -one.documents, one.lane))
+    return sorted(found, key=lambda one: (-(one.cost_usd or 0.0), -one.documents, one.lane or ""))
 
 
 def is_unpriced(one: MadeWith) -> bool:
@@ -62,11 +63,11 @@ def is_unpriced(one: MadeWith) -> bool:
 
 def cost_of_engines(lanes: Sequence[LaneCost]) -> float | None:
     """Of lanes that host a model."""
-    return _total([one.cost_usd for one in lanes if has_own_model(one.lane)])
+    return _total([one.cost_usd for one in lanes if has_own_model(one.lane or "")])
 
 
 def cost_of_providers(lanes: Sequence[LaneCost]) -> float | None:
-    return _total([one.cost_usd for one in lanes if not has_own_model(one.lane)])
+    return _total([one.cost_usd for one in lanes if not has_own_model(one.lane or "")])
 
 
 def saved(counts: Counts, lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> Saved:
@@ -89,9 +90,9 @@ def _figures(one: LaneCounts) -> list[int]:
     return [one.succeeded, one.dead, one.calls, one.prompt_tokens, one.completion_tokens, one.cost_microusd]
 
 
-def _lane_cost(lane: str, figures: Sequence[int], made_with: Sequence[MadeWith]) -> LaneCost:
+def _lane_cost(lane: str | None, figures: Sequence[int], made_with: Sequence[MadeWith]) -> LaneCost:
     succeeded, dead, calls, prompt, completion, microusd = figures
-    is_unknown = any(is_unpriced(one) for one in made_with if one.lane == lane)
+    is_unknown = any(is_unpriced(one) for one in made_with if lane in (one.lane, None))
     cost = None if is_unknown else round(microusd / MICRO, 6)
     return LaneCost(lane, succeeded, dead, calls, prompt, completion, cost)
 
@@ -99,7 +100,7 @@ def _lane_cost(lane: str, figures: Sequence[int], made_with: Sequence[MadeWith])
 def _by_discount(lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> float | None:
     """A batch that cost c at a discount of d would have cost c / (1 - d)."""
     discounts = {one.batch_discount or 0.0 for one in made_with if packs(one.lane)}
-    costs = [one.cost_usd for one in lanes if packs(one.lane)]
+    costs = [one.cost_usd for one in lanes if packs(one.lane or "")]
     if not costs or discounts <= {0.0}:
         return 0.0
     cost = _total(costs)

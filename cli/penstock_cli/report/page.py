@@ -12,11 +12,13 @@ from jinja2 import Environment, StrictUndefined
 from penstock_cli.report import charts
 from penstock_cli.report.words import (
     batches_line,
+    lane_name,
     made_with_line,
     milliseconds,
     moment,
     reasons_of,
     saved_rows,
+    twice_line,
 )
 from penstock_cli.show.changes import changes
 from penstock_cli.show.prices import usd_or_unknown
@@ -103,7 +105,7 @@ def _lanes(report: Report) -> list[Bar]:
     most = max((one.cost_usd or 0.0 for one in report.cost_by_lane), default=0.0)
     return [
         Bar(
-            one_line(one.lane),
+            one_line(lane_name(one.lane)),
             usd_or_unknown(one.cost_usd),
             (one.cost_usd or 0.0) / most if most else 0.0,
             more=(count(one.documents), count(one.prompt_tokens), count(one.completion_tokens)),
@@ -137,6 +139,7 @@ def _effort(report: Report) -> list[Any]:
         *batches_line(report.batches),
         *reused_lines(report.deduplicated, report.cached),
         *([] if retried is None else [retried]),
+        *twice_line(report),
         *dict.fromkeys(map(made_with_line, report.made_with)),
         *changes(report.rows_cut, report.tokens_saved),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.report.account import Report
-from penstock_cli.report.words import batches_line, lane_lines, made_with_line, saved_line
+from penstock_cli.report.words import batches_line, lane_lines, made_with_line, saved_line, twice_line
 from penstock_cli.show.changes import changes
 from penstock_cli.show.reasons import retried_line, reused_lines
 from penstock_cli.show.text import asked_again, count, duration, percent, rate, safe, usd
@@ -68,6 +68,7 @@ def _effort(report: Report) -> list[str]:
         *reused_lines(report.deduplicated, report.cached),
         *saved_line(report.saved),
         *([] if retried is None else [retried]),
+        *twice_line(report),
         *dict.fromkeys(map(made_with_line, report.made_with)),
         *changes(report.rows_cut, report.tokens_saved),
     ]

@@ -41,7 +41,20 @@ def reasons_of(report: Report, dlq_command: str) -> list[Reason]:
 def lane_lines(lanes: Sequence[LaneCost]) -> Iterator[str]:
     """What each lane answered, where there was more than one."""
     for one in lanes if len(lanes) > 1 else ():
-        yield f"lane {safe(one.lane)}: {counted(one.documents, 'document')}, {usd_or_unknown(one.cost_usd)}"
+        name = lane_name(one.lane) if one.lane is None else f"lane {lane_name(one.lane)}"
+        yield f"{name}: {counted(one.documents, 'document')}, {usd_or_unknown(one.cost_usd)}"
+
+
+def lane_name(lane: str | None) -> str:
+    return "besides, in lanes that the job has left" if lane is None else safe(lane)
+
+
+def twice_line(report: Report) -> Iterator[str]:
+    if report.answered_twice:
+        yield (
+            f"{count(report.answered_twice)} documents were answered twice, as the job has changed its lane: "
+            f"{usd(report.twice_cost_usd)} of the cost"
+        )
 
 
 def batches_line(created: BatchesCreated | None) -> Iterator[str]:

@@ -17,7 +17,6 @@ from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.job import anthropic_body, gemini_body
 from penstock_producer.job.endpoints import CHAT, generate_path
-from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
@@ -86,7 +85,7 @@ class BatchLines:
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
         self._max_body_bytes = max_body_bytes
-        self._needs_model = not has_own_model(spec.lane)
+        self._needs_model = spec.asks_a_provider
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
         self._asks_for_form = FIELD in self._defaults
         self._text_field = text_field(spec.endpoint)
