@@ -307,7 +307,7 @@ async def test_a_machine_that_has_no_more_files_is_no_fault_of_a_call(
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(f"{one_child.__name__}.{step}", refuse)
-    with pytest.raises(ChildBroken, match="no process could be started .*Too many open files"):
+    with pytest.raises(ChildBroken, match=r"no process could be started .*Too many open files"):
         await pool_of(modules).ask(after("pid"))
 
 

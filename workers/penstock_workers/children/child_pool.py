@@ -52,7 +52,9 @@ class ChildPool:
                 if lost.involvement is Involvement.OTHER and spared < SPARED_MAX:
                     spared += 1
                 elif lost.involvement is Involvement.OTHER and line == last:  # where no other call is
-                    raise ChildBroken(f"{spared} processes for hooks and schemas ended before they took a call") from lost
+                    raise ChildBroken(
+                        f"{spared} processes for hooks and schemas ended before they took a call"
+                    ) from lost
                 elif lost.involvement is Involvement.THIS:
                     deaths += 1
                     if lost.cause is LossCause.STUCK or deaths >= DEATHS_ALLOWED:
