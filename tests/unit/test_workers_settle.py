@@ -286,7 +286,7 @@ def test_a_cause_is_told_in_full_once_and_then_now_and_then(caplog: pytest.LogCa
 class Fed:
     """A ledger in which one document was fed, and jobs of which all are known but one."""
 
-    def begin(self, items: Sequence[Begin]) -> list[Begun]:
+    def begin(self, items: Sequence[Begin], lane: str = "") -> list[Begun]:
         fed = [item.key.doc_id == "known" for item in items]
         return [Begun(BeginReply.GO if known else BeginReply.UNKNOWN, 0) for known in fed]
 
