@@ -74,8 +74,7 @@ class ApiLane:
         return {}
 
     async def infer(self, prepared: Prepared) -> Tried:
-        request = prepared.request
-        started = time.monotonic()
+        request, started = prepared.request, time.monotonic()
         try:
             return await self._post(generating(request) if request.endpoint == GENERATE else request, started)
         except CertificateRefused as error:
