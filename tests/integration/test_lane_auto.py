@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from fleet import Fleet, until
 
@@ -14,7 +15,7 @@ from penstock_ledger.model import JobState
 DOCUMENTS = 120
 DEADLINE_S = 40.0
 PRICE = {"usd_per_mtok_in": 100.0, "usd_per_mtok_out": 200.0, "batch_discount": 0.5, "rpm": 6_000}
-CAREFUL = {"lanes__look_s": 0.5, "lanes__moving_s": 28}
+CAREFUL: dict[str, Any] = {"lanes__look_s": 0.5, "lanes__moving_s": 28}
 
 
 def test_what_a_batch_does_not_deliver_is_answered_before_the_deadline(tmp_path: Path) -> None:
@@ -22,8 +23,12 @@ def test_what_a_batch_does_not_deliver_is_answered_before_the_deadline(tmp_path:
     once, what the batch had answered at half the price, and each decision with its reason and figures."""
     with Fleet(tmp_path) as fleet:
         fleet.provider.start("--batch-s", "2", "--batch-step-s", "0.1", "--batch-stalled-share", "1")
-        prices = {f"providers__default__{name}": value for name, value in PRICE.items()}
-        batch = {"batch__folder": tmp_path / "packed", "batch__poll_first_s": 0.1, "batch__poll_cap_s": 0.2}
+        prices: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICE.items()}
+        batch: dict[str, Any] = {
+            "batch__folder": tmp_path / "packed",
+            "batch__poll_first_s": 0.1,
+            "batch__poll_cap_s": 0.2,
+        }
         workers = [fleet.worker(4, **prices), fleet.worker(1, lane="batch", **batch, **prices)]
         control = fleet.control(**CAREFUL, **prices)
         fleet.ready(*workers)

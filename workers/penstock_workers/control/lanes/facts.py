@@ -135,8 +135,8 @@ class LaneFacts:
         if packs(lane):
             cap = None if around.provider is None else around.provider.batch_enqueued_tokens
             lasted = self._history(spec.provider, around.now)
-            own = around.batches if is_here else None
-            return speeds.of_batches(lasted, own, cap, around.tokens, self._rules.margin, around.now)
+            now_open = around.batches if is_here else None
+            return speeds.of_batches(lasted, now_open, cap, around.tokens, self._rules.margin, around.now)
         declared: Mapping[str, float] = {} if around.provider is None else around.provider.limits
         limits = {} if has_own_model(lane) else speeds.limits_of(around.view, declared)
         own = self._measured.of_job(job.job_id, lane) if is_here else None
