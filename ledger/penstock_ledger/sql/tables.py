@@ -48,7 +48,9 @@ jobs = Table(
     Column("finished_at", Double),
     Column("resume_at", Double),  # of a paused job that goes on by itself
     Column("lane", Words),  # where its documents go now; NULL: as its spec says
-    Column("moves", Integer, nullable=False, server_default=text("0")),  # how often that was decided: rows of lane_moves
+    Column(
+        "moves", Integer, nullable=False, server_default=text("0")
+    ),  # how often that was decided: rows of lane_moves
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
     Index("jobs_state", "state"),
