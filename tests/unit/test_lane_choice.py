@@ -228,6 +228,20 @@ def test_a_rescue_says_when_and_for_how_much() -> None:
     assert choice.figures["api.usd"] == pytest.approx(8.98104)
 
 
+def test_the_last_moment_for_another_lane_is_said() -> None:
+    """The batch that runs should end in time, but only time will show: by the next look real time would be late."""
+    lanes = [LaneNow("batch", 0.0005, InBatches(2 * H, None, H / 2), "by the case", False), seen(API)]
+    job = JobNow("batch", 36_000, NOW + 1.25 * H + RULES.moving_s + RULES.look_s - 1)
+    choice = choose(job, lanes, NOW, RULES)
+    assert (choice.lane, choice.reason, choice.meets) == ("api", "deadline", True)
+    assert choice.why.startswith(
+        "batch has not ended, and api would be late if it began later than now; api has 600 documents"
+    )
+    assert choose(job._replace(answered=5_000), lanes, NOW, RULES).lane == "batch"
+    waits = choose(job._replace(deadline_at=NOW + 2 * H), lanes, NOW, RULES)
+    assert waits.lane == "batch"
+
+
 def test_a_deadline_that_none_meets_is_said() -> None:
     """The lane that comes nearest is taken, and the sentence does not promise more."""
     choice = choose(JobNow(None, 100_000, NOW + 0.5 * H), [seen(BATCH), seen(API)], NOW, RULES)
