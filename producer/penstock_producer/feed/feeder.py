@@ -26,8 +26,7 @@ __all__ = ["Feeder"]
 ROWS_READ: Final = 5_000  # held in memory, and sorted together in prefix order; the ledger cuts them into calls
 BYTES_READ: Final = 16 * 1024 * 1024  # of request bodies; the sort keys of a job in prefix order are as much again
 
-# Takes documents, returns how many of them were published and how many were skipped.
-Handler = Callable[[Sequence[Document]], tuple[int, int]]
+Handler = Callable[[Sequence[Document]], tuple[int, int]]  # takes documents; how many were published, how many skipped
 
 
 class Feeder:
@@ -73,8 +72,8 @@ class Feeder:
         self.feed = feed
 
     def step(self, limit: int) -> FeedStep:
-        """Publish up to ``limit`` rows and move the durable cursor behind them. Raises SourceChanged, SourceUnavailable, FeedLost,
-        RedisForgot and errors of the servers, and then the cursor stays."""
+        """Publish up to ``limit`` rows and move the durable cursor behind them. Raises SourceChanged, SourceUnavailable,
+        FeedLost, RedisForgot and errors of the servers, and then the cursor stays."""
         return self.advance(limit, self._publish_new)
 
     def advance(self, limit: int, handle: Handler) -> FeedStep:
@@ -98,8 +97,7 @@ class Feeder:
     def publish(
         self, documents: Iterable[Document], *, again: bool = False, tried: Tried = NONE_TRIED
     ) -> PublishReport:
-        """Queue documents that are neither finished nor in the window; with ``again``, also those in the window, whose message
-        is lost. ``tried``: what was used up on some, by their ids."""
+        """Queue documents not finished and, but for lost messages (``again``), not in the window; ``tried``: before, by id."""
         self._tried = tried
         reports = [self._publish_to(queue, some, again) for queue, some in self._routes.sorted(documents)]
         return PublishReport(*map(sum, zip((0, 0, 0), *reports, strict=True)))
