@@ -38,7 +38,8 @@ class House:
         return self.fleet.control(**settings)
 
     def submit(self, documents: int, lane: str) -> Job:
-        return self.fleet.submit(documents, key=f"first-in-{lane}", lane=lane, batch_max_requests=100)
+        smaller = {"batch_max_requests": 100} if lane == "batch" else {}
+        return self.fleet.submit(documents, key=f"first-in-{lane}", lane=lane, **smaller)
 
     def move(self, job: Job, lane: str) -> None:
         """At once: a command takes a second to start."""
