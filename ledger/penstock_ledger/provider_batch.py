@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock_ledger.model import ItemKey
 
-__all__ = ["BatchState", "BatchSum", "NewProviderBatch", "NoRoom", "ProviderBatch", "Remainder", "Waiting"]
+__all__ = ["BatchState", "BatchSum", "NewProviderBatch", "ProviderBatch", "Remainder", "Waiting"]
 
 
 class BatchState(StrEnum):
@@ -87,14 +87,6 @@ class Waiting(NamedTuple):
     generation: int
     documents: int
     since: float  # of the one that has waited longest
-
-
-class NoRoom(NamedTuple):
-    """Why a batch is not created now."""
-
-    is_budget: bool  # the job's budget; else the tokens that the account may have in batches
-    held: int  # by other batches: tokens, or millionths of a dollar that they may cost
-    spent: int = 0  # millionths of a dollar
 
 
 class BatchSum(NamedTuple):

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from attempts import make_runner
 
+from penstock_ledger import MayCost
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import Served
 from penstock_producer.feed.wire import SPENT_HEADER
@@ -94,7 +95,7 @@ class Parts:
             raise self.stops_at[1]
         return self
 
-    async def begin(self, attempt: Attempt) -> None:
+    async def begin(self, attempt: Attempt, call: MayCost | None = None) -> None:
         self.steps.append("begin")
         attempt.begun = True
 

@@ -33,6 +33,7 @@ from penstock_workers.control.feeds.feed_windows import FeedWindows
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.job.accounts import Accounts
 from penstock_workers.control.job.balance import Balance
 from penstock_workers.control.job.bucket_parts import BucketParts
 from penstock_workers.control.job.cancel import Cancelling
@@ -83,7 +84,7 @@ class JobSteps:
         self._sinks = JobSinks(
             (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)), outputs_written
         )
-        self._limits = JobLimits(outcomes, hot, states)
+        self._limits = JobLimits(outcomes, hot, states, Accounts(hot.budgets, batches))
         self._feeding = Feeding(self._windows, self._limits, self._specs, counters)
         self._completion = Completion(jobs, hot, states, balance, self._sinks)
         self._cancelling = Cancelling(jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s)
@@ -120,7 +121,8 @@ class JobSteps:
         if not seen.is_current:
             self._hot.set_job_state(job.job_id, job.state)
         if job.state is JobState.PAUSED:
-            self._resumes.resume_when_over(job)
+            if not self._limits.go_on_if_done(job):
+                self._resumes.resume_when_over(job)
             return
         led = self._led(job, live.feeds)
         shards = {feed.feed.generation: self._led(job, feed.shards) for feed in live.feeds if feed.shards}
@@ -128,9 +130,10 @@ class JobSteps:
             self._unpark(job, seen)  # for workers to see that they are cancelled
             self._cancelling.step(job, self._queue(job), led, [part for parts in shards.values() for part in parts])
             return
-        if self._limits.stop(job, self._specs.of(job), sum(seen.outstanding)) or not (led or any(shards.values())):
+        if self._limits.stop(job, self._specs.of(job), seen) or not (led or any(shards.values())):
             return
-        self._unpark(job, seen)
+        if seen.parked and self._limits.may_unpark(job):
+            self._unpark(job, seen)
         for feed in live.feeds:
             for shard, part in self._feeding.parts(job, feed, shards.get(feed.feed.generation, ())):
                 with self._faults_of(job, shard):

@@ -48,6 +48,7 @@ class Recovery:
             for page in self._outcomes.terminal_docs(job.job_id, generation, REHYDRATE_PAGE):
                 self._hot.rehydrate(job.job_id, generation, page, buckets_for(job))
         self._hot.reset_stats(job.job_id, stats_from(self._outcomes.counts(job.job_id)))
+        self._hot.budgets.lift(job.job_id)  # the round after this reserves anew what SQL knows to be under way
         if not packs(str(job.spec.get("lane"))):  # what is in batches is known to SQL alone
             self._jobs.rewind_feeds(job.job_id)
 
