@@ -30,7 +30,7 @@ def stats(cost_usd: float, succeeded: int, dead: int = 0) -> dict[str, int]:
     ],
 )
 def test_no_more_is_fed_than_the_rest_of_the_budget_pays_for(spent: dict[str, int], under_way: int, may: int) -> None:
-    """Of a budget of 1 USD: a few until a cost is known, then what is left at the mean; some more where all were refused (D15)."""
+    """Of a budget of 1 USD: a few until a cost is known, then the rest at the mean; some more where all were refused (D15)."""
     assert affordable(1.0 - spent["cost_microusd"] / MICROUSD, spent, under_way) == may
 
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+import redis
+
 from penstock_ledger import Account, BudgetBook, Job, OutcomeStore, ProviderBatch, ProviderBatchStore
 from penstock_producer.prices.spent_budget import spent_budget
 
 MICROUSD: Final = 1_000_000  # in a dollar
+TRIES: Final = 3  # of telling Redis about a budget: it is lost between two calls once in a while
 
 
 class Room(NamedTuple):
@@ -27,14 +30,15 @@ class Reservations:
         self._book, self._batches, self._outcomes = book, batches, outcomes
 
     def reserve(self, batch: ProviderBatch, budget_usd: float) -> Room:
-        """What the batch may cost; doing it again changes nothing."""
+        """What the batch may cost; doing it again changes nothing. Raises redis.RedisError."""
         job_id, budget = batch.job_id, round(budget_usd * MICROUSD)
         spent = self._batches.spent(job_id)
-        found = self._book.reserve_batch(job_id, budget, batch.tag, batch.may_cost_microusd, spent=spent)
-        while found is None:  # the first, or Redis was lost
-            self._book.look(job_id, budget, spent=spent, batches=self._batches.may_cost(job_id))
+        for _ in range(TRIES):
             found = self._book.reserve_batch(job_id, budget, batch.tag, batch.may_cost_microusd, spent=spent)
-        return Room(*found)
+            if found is not None:
+                return Room(*found)
+            self._book.look(job_id, budget, spent=spent, batches=self._batches.may_cost(job_id))
+        raise redis.ConnectionError("Redis forgets a job's budget as soon as it is told")
 
     def end(self, batch: ProviderBatch) -> None:
         """Nothing of it is at the provider any more."""
