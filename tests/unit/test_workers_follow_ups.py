@@ -10,7 +10,6 @@ import orjson
 import pytest
 from attempts import make_runner
 
-from penstock_ledger import MayCost
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import Served
 from penstock_producer.feed.wire import SPENT_HEADER
@@ -95,7 +94,7 @@ class Parts:
             raise self.stops_at[1]
         return self
 
-    async def begin(self, attempt: Attempt, call: MayCost | None = None) -> None:
+    async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
         self.steps.append("begin")
         attempt.begun = True
 

@@ -12,7 +12,6 @@ import orjson
 import pytest
 from attempts import make_host
 
-from penstock_ledger import MayCost
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit.local import LocalLimiter
 from penstock_ratelimit.quota import Quota
@@ -51,7 +50,7 @@ class Around:
         await asyncio.sleep(0)
         return self.answers[self.asked % len(self.answers)]
 
-    async def begin(self, attempt: Attempt, call: MayCost | None = None) -> None:
+    async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
         if not self.answers:
             raise TurnedAway(Skipped("finished already"))
         attempt.begun = True

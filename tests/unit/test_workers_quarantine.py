@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from attempts import make_runner
 
-from penstock_ledger import MayCost
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, JobView
@@ -28,7 +27,7 @@ class Books:
         self.crashes, self.open = crashes, 0
         self.steps: list[str] = []
 
-    async def begin(self, attempt: Attempt, call: MayCost | None = None) -> None:
+    async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
         self.open += 1
         self.steps.append("begin")
         attempt.begun, attempt.crashes = True, self.crashes

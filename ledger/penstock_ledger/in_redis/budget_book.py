@@ -1,7 +1,7 @@
 """The budgets of jobs: what is spent, and what is reserved for calls and provider batches under way, by all workers together.
 
 Calls reserve in the round trip that counts their start (begin.lua), and settling exchanges that for what they cost. What is here
-is for control processes, and for workers of provider batches. SQL has what is spent: a lost Redis is told again.
+is for control processes, and for workers of provider batches. SQL has what is spent: a lost Redis learns it again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BudgetBook:
         self._scripts = Scripts(client)
 
     def is_known(self, job_id: str) -> bool:
-        """False for a job whose first look this is, or whose Redis was lost: ``look`` is told what SQL knows."""
+        """False for a job whose first look this is, or whose Redis was lost: ``look`` brings what SQL knows."""
         return bool(self._client.exists(_name(job_id, "budget")))
 
     def look(
@@ -76,7 +76,7 @@ class BudgetBook:
 
     def renew(self, owner: str) -> None:
         """A worker that makes calls says that it lives: its reservations stand."""
-        self._scripts.budget_owner(owner, OWNER_LEASE_S)
+        self._scripts.owners(owner, OWNER_LEASE_S)
 
     def stray(self, job_id: str, open_batches: Iterable[str]) -> dict[str, str]:
         """Reservations of workers that are dead, and of batches that are not open: by their names, as they stand."""

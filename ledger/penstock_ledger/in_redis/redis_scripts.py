@@ -211,7 +211,7 @@ class Scripts:
         found: list[bytes] | int = self._budget([], [keys.job_scope(job_id), asked, *arguments])
         return None if isinstance(found, int) else found
 
-    def budget_owner(self, owner: str, lease_s: float) -> None:
+    def owners(self, owner: str, lease_s: float) -> None:
         self._owners([keys.BUDGET_OWNERS], [owner, lease_s])
 
 

@@ -17,15 +17,20 @@ local function account_of(job)
   local counted = tonumber(redis.call('HGET', job .. ':stats', 'cost_microusd') or '0')
   account = {
     reserved = tonumber(found[1] or '0'), spent = math.max(counted, tonumber(found[2] or '0')),
-    most = tonumber(found[3] or '0'), over = tonumber(found[4] or '0'), changed = {},
+    most = tonumber(found[3] or '0'), over = tonumber(found[4] or '0'),
   }
   accounts[job] = account
   return account
 end
 
-local function change(account, name, value)
-  account[name] = value
-  account.changed[name] = true
+-- The name of a document's reservation; its feed's prefix begins with that of its job.
+local function reservation(job, scope, doc)
+  return string.sub(scope, #job + 2) .. ':' .. doc
+end
+
+local function change(job, name, value)
+  accounts[job][name] = value
+  redis.call('HSET', job .. ':account', name, string.format('%.0f', math.max(0, value)))
 end
 
 -- What is reserved under a name: the amount, what of it is paid, the estimate and who makes the call; zeros for nothing.
@@ -42,7 +47,7 @@ local function hold(job, name, before, amount, paid, estimate, owner)
   elseif before > 0 then
     redis.call('HDEL', job .. ':reserved', name)
   end
-  if amount ~= before then change(account, 'reserved', account.reserved + amount - before) end
+  if amount ~= before then change(job, 'reserved', account.reserved + amount - before) end
 end
 
 -- Reserve for a call beside what the item has paid already; false where the budget has no room for it.
@@ -62,13 +67,21 @@ local function reserve(job, name, budget, paid, estimate, is_most, owner)
   return true
 end
 
+-- What begin.lua answers to an item of a job: nil where it may start.
+local function objection(job, scope, doc, budget, call)
+  if not call and not budget then return nil end
+  if not call or not budget then return 7 end
+  local paid, estimate, is_most, owner = unpack(call)
+  return not reserve(job, reservation(job, scope, doc), tonumber(budget), paid, estimate, is_most == 1, owner) and 6 or nil
+end
+
 -- A call has ended, and what its item cost in this attempt is counted as spent: nothing is reserved for it any more.
 local function conclude(job, name, cost)
   local amount, paid, estimate = held(job, name)
   if amount == 0 then return end
   local account, call = account_of(job), cost - paid
-  if call > account.most then change(account, 'most', call) end
-  if call - estimate > account.over then change(account, 'over', call - estimate) end
+  if call > account.most then change(job, 'most', call) end
+  if call - estimate > account.over then change(job, 'over', call - estimate) end
   hold(job, name, amount, 0, 0, 0, '?')
 end
 
@@ -76,18 +89,5 @@ end
 local function keep_paid(job, name, paid)
   local amount, _, _, owner = held(job, name)
   if amount > 0 or paid > 0 then hold(job, name, amount, paid, paid, 0, owner) end
-end
-
--- The name of a document's reservation; its feed's prefix begins with that of its job.
-local function reservation(job, scope, doc)
-  return string.sub(scope, #job + 2) .. ':' .. doc
-end
-
-local function write_accounts()
-  for job, account in pairs(accounts) do
-    for name in pairs(account.changed) do
-      redis.call('HSET', job .. ':account', name, string.format('%.0f', math.max(0, account[name])))
-    end
-  end
 end
 

@@ -1,21 +1,17 @@
 -- Ask whether items may start and, where they may, count the start before anything is paid.
 --
 -- KEYS[1] penstock:epoch  touched, see below; while it is not the caller's, Redis forgot, and windows tell nothing
--- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when feeds have not filled the windows again
--- computed, from the prefixes in ARGV:
---   penstock:<job>:state            string: paused | cancelled | missing
---   penstock:<job>:budget           string, and the hashes of account.lua: what is sent in a job with a budget is reserved there
+-- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when windows are not full again; computed, from ARGV:
+--   penstock:<job>:state            string: paused | cancelled | missing; penstock:<job>:budget and others: account.lua
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
 --   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; put_off.lua takes them back
 --   penstock:<job>:<gen>:window     hash: a finished item leaves it; only what is in it may start
--- ARGV[1] epoch
--- ARGV[2] msgpack list of feeds, each {job prefix, feed prefix, {document id, ...}, {bucket number, ...}, {completed-set field,
--- ..., and where one of them comes from a job with a budget: {{paid already, estimate of the call, 1 where that is the most it can
--- cost, who makes it}, ...}}, at most 500 items in all; a field is false where it is the document's id, else the index of the argument that holds
--- it, and the last is false for an item whose worker knows of no budget
--- Returns per item, in this order: reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 no room in the budget, 7 the
--- worker and this server disagree whether there is a budget, see BeginReply), crashes = earlier starts that never came to a conclusion
+-- ARGV[1] epoch, ARGV[2] msgpack list of feeds, 500 items at most, each {job prefix, feed prefix, {document id, ...}, {bucket number,
+-- ...}, {completed-set field, ...}, {call, ...}}; a field is false where it is the document's id, else the index of the argument that
+-- holds it; a call is false without a budget, else {paid, estimate, 1 where that is the most, who makes it}: account.lua
+-- Returns per item its reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 no room in the budget, 7 another budget than
+-- the worker knows, see BeginReply), and crashes = earlier starts that never came to a conclusion
 --
 -- What is in the window is not in the completed set: what is put into the set leaves the window in the same call (settle.lua,
 -- rehydrate.lua), and publish.lua puts nothing into the window that is in the set. So the set is asked about the rest only.
@@ -23,8 +19,7 @@
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local VERDICTS = {paused = 2, cancelled = 3}
-local GO, DONE, NO_ROOM, CHANGED = 0, 1, 6, 7
+local VERDICTS, GO, DONE = {paused = 2, cancelled = 3}, 0, 1
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
 local unknown = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4
 local answer = {}
@@ -33,7 +28,8 @@ local function is_finished(scope, bucket, field, doc)
   return redis.call('HEXISTS', scope .. ':done:' .. bucket, field and ARGV[field] or doc) == 1
 end
 
-local function skip(job, scope, doc)
+local function skip(job, scope, doc, calls)
+  if calls then keep_paid(job, reservation(job, scope, doc), 0) end
   redis.call('HDEL', scope .. ':starts', doc)
   redis.call('HINCRBY', job .. ':stats', 'skipped', 1)
 end
@@ -47,20 +43,17 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
   local counts, counted = {}, {} -- by document, and as HSET takes them
   for at, doc in ipairs(docs) do
     local reply, crashes = GO, 0
-    local call = calls and calls[at]
     if not fed[at] and is_finished(scope, buckets[at], fields[at], doc) then
       reply = DONE
-      skip(job, scope, doc)
-      if call then keep_paid(job, reservation(job, scope, doc), 0) end
+      skip(job, scope, doc, calls)
     elseif verdict then
       reply = verdict
     elseif remembers and not fed[at] then
       reply = unknown
-    elseif (call and true or false) ~= (budget and true or false) then
-      reply = CHANGED
-    elseif call and not reserve(job, reservation(job, scope, doc), tonumber(budget), call[1], call[2], call[3] == 1, call[4]) then
-      reply = NO_ROOM
     else
+      reply = objection(job, scope, doc, budget, calls and calls[at]) or GO
+    end
+    if reply == GO then
       crashes = counts[doc] or tonumber(begun[at] or '0')
       counts[doc] = crashes + 1
       counted[#counted + 1], counted[#counted + 2] = doc, crashes + 1
@@ -72,5 +65,4 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
     redis.call('HSET', scope .. ':starts', unpack(counted))
   end
 end
-write_accounts()
 return answer

@@ -53,7 +53,6 @@ elseif asked == 'tried' then
   redis.call('HDEL', job .. ':account', 'lacking')
 end
 
-write_accounts()
 local account = account_of(job)
 local lacking = redis.call('HGET', job .. ':account', 'lacking') or ''
 return {string.format('%.0f', account.spent), string.format('%.0f', account.reserved), lacking, tostring(done)}

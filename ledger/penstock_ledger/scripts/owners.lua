@@ -2,6 +2,7 @@
 --
 -- KEYS[1] penstock:budgets:owners  zset: who -> when it last said so (seconds)
 -- ARGV[1] who, ARGV[2] seconds after which one that said nothing is dead
+-- Returns 1
 
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000

@@ -54,5 +54,4 @@ for _ = 1, tonumber(ARGV[2]) do
   i = i + RELEASED
 end
 write_sums()
-write_accounts()
 return delayed

@@ -1,13 +1,11 @@
 -- Conclude items whose outcomes are in SQL already. An item counts when it enters the completed set: settling twice changes nothing.
 --
--- KEYS[1] penstock:epoch  only touched, see below
--- computed, from the prefixes in ARGV:
+-- KEYS[1] penstock:epoch  only touched, see below; computed, from the prefixes in ARGV:
 --   penstock:<job>:stats            hash of counters; sums.lua
 --   penstock:<job>:<gen>:done:<n>   hash, completed set: "" done, "!" dead
 --   penstock:<job>:<gen>:window     hash: finished items leave it, and
 --   penstock:<job>:<gen>:starts     hash: likewise; the hashes of keep.lua, and of account.lua in jobs with a budget
--- ARGV[1] msgpack list of feeds, each {job prefix, feed prefix, {document id, ...}, {item, ...}, true where the job has a budget}, at
---   most 500 items in all, with
+-- ARGV[1] msgpack list of feeds, each {job prefix, feed prefix, {document id, ...}, {item, ...}, true with a budget}, 500 items at most, with
 --   item: {bucket number, completed-set field as in begin.lua, after retry (0|1) or the reason of a dead letter,
 --   prompt tokens, completion tokens, microdollars, calls}; of a result also what keep.lua takes, and why no call was made, or nil
 -- then the fields that need an argument. Returns how many are new in the completed set
@@ -42,6 +40,5 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[1])) do
   end
 end
 write_sums()
-write_accounts()
 write_kept()
 return new

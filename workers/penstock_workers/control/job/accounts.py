@@ -1,4 +1,4 @@
-"""The accounts of jobs with a budget, as a control process keeps them right: it tells Redis what SQL knows, and gives back what
+"""The accounts of jobs with a budget, as a control process keeps them right: it gives Redis what SQL knows, and gives back what
 dead workers had reserved."""
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from penstock_ledger import MayCost
 from penstock_producer.feed.wire import decode_item
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.admission import Admission, Turn
@@ -27,7 +26,6 @@ from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.fates import decide
 from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_of, let_go, to_current_model, turn_of
 from penstock_workers.item.run.job_code import JobCode
-from penstock_workers.item.run.may_cost import may_cost
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
 from penstock_workers.item.run.reading.reads import Reads
@@ -112,7 +110,7 @@ class ItemRunner:
         turn = await self._admit(attempt, prepared)
         attempt.mark("admitted")
         try:
-            await self._begin(attempt, may_cost(attempt))
+            await self._begin(attempt, sends=True)
             turn.start()
             attempt.mark("called")
             tried = await self._infer(attempt, prepared, turn)
@@ -177,11 +175,10 @@ class ItemRunner:
                 return await self.admission.turn(attempt, prepared)
             return await turn_of(self.admission, attempt, prepared)
 
-    async def _begin(self, attempt: Attempt, call: MayCost | None = None) -> None:
-        """Count the start outside this process, before anything can end it, and learn whether it may start; with a budget, also
-        whether ``call`` may be made."""
+    async def _begin(self, attempt: Attempt, *, sends: bool = False) -> None:
+        """Count the start outside this process, before anything can end it, and learn whether it may start."""
         self.runs.check(attempt)
-        await self.starts.begin(attempt, call)
+        await self.starts.begin(attempt, sends=sends)
         if attempt.crashes >= CRASHES_MAX:
             raise TurnedAway(decide(attempt, crashed_too_often(attempt.crashes), self.policy))
         if attempt.crashes >= SUSPECT_AFTER_CRASHES and not attempt.confined:

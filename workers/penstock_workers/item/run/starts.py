@@ -35,6 +35,7 @@ from penstock_ratelimit.for_penstock import cancel_and_wait
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Skipped, Unreadable
+from penstock_workers.item.run.may_cost import may_cost
 from penstock_workers.item.settling.backlog import Backlog
 from penstock_workers.item.settling.groups import Gatherer, StoreWriter
 from penstock_workers.item.settling.rows import has_budget
@@ -81,7 +82,7 @@ class Starts:
         jobs: JobStore,
         budget_changed: Callable[[str], None] = lambda job_id: None,
     ) -> None:
-        """``budget_changed`` is told the job whose budget this worker does not know as it is."""
+        """``budget_changed`` is called with the job whose budget this worker does not know as it is."""
         self._hot = hot
         self._outcomes = outcomes
         self._jobs = jobs
@@ -109,10 +110,10 @@ class Starts:
             await cancel_and_wait(self._renewing)
         self._thread.shutdown()
 
-    async def begin(self, attempt: Attempt, call: MayCost | None = None) -> None:
-        """The start is counted, and in a job with a budget what ``call`` may cost is reserved. Raises TurnedAway where it must
-        not start."""
-        outcome = await self._answer(attempt, attempt.job, attempt, call)
+    async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
+        """The start is counted, and in a job with a budget what a request may cost that it ``sends``. Raises TurnedAway where
+        it must not start."""
+        outcome = await self._answer(attempt, attempt.job, attempt, may_cost(attempt) if sends else None)
         if outcome is not None:
             raise TurnedAway(outcome)
 

@@ -1,6 +1,6 @@
 """What provider batches may cost, in the budget of their job: reserved before each is created, beside the calls of other lanes.
 
-What is spent is told with each reservation, as SQL has it: it counts what documents cost that wait for another batch, too.
+What is spent is given with each reservation, as SQL has it: it counts what documents cost that wait for another batch, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock_ledger import Account, BudgetBook, Job, OutcomeStore, ProviderBatc
 from penstock_producer.prices.spent_budget import spent_budget
 
 MICROUSD: Final = 1_000_000  # in a dollar
-TRIES: Final = 3  # of telling Redis about a budget: it is lost between two calls once in a while
+TRIES: Final = 3  # of giving Redis a budget: it is lost between two calls once in a while
 
 
 class Room(NamedTuple):
@@ -38,7 +38,7 @@ class Reservations:
             if found is not None:
                 return Room(*found)
             self._book.look(job_id, budget, spent=spent, batches=self._batches.may_cost(job_id))
-        raise redis.ConnectionError("Redis forgets a job's budget as soon as it is told")
+        raise redis.ConnectionError("Redis forgets a job's budget as soon as it has it")
 
     def end(self, batch: ProviderBatch) -> None:
         """Nothing of it is at the provider any more."""
