@@ -15,6 +15,7 @@ penstock:<job>:stats                hash    counters: succeeded, succeeded_after
                                             retries, retried:<reason>, rate_limited, prompt_tokens, completion_tokens,
                                             cost_microusd, skipped, reused:<dedup or cache>
 penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running
+penstock:<job>:lane                 string  the lane that the job has moved to, as workers see it at begin; missing = it has not
 penstock:<job>:parked               list    raw messages of a paused job, or of one whose budget has no room for them now
 penstock:<job>:budget               string  millionths of a dollar, of a job with a budget; so are the next, see account.lua
 penstock:<job>:account              hash    reserved: the sum of the next; spent: as SQL has it; most, over, lacking

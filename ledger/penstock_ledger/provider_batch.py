@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 from penstock_ledger.model import ItemKey
 
-__all__ = ["BatchState", "BatchSum", "NewProviderBatch", "ProviderBatch", "Remainder", "Waiting"]
+__all__ = [
+    "BatchState",
+    "BatchSum",
+    "BatchesOpen",
+    "NewProviderBatch",
+    "ProviderBatch",
+    "Remainder",
+    "Waiting",
+]
 
 
 class BatchState(StrEnum):
@@ -60,6 +68,7 @@ class ProviderBatch(NewProviderBatch):
     ended_at: float | None
     settled_at: float | None
     fence: int
+    handed_at: float | None
 
     @property
     def is_of_source(self) -> bool:
@@ -87,6 +96,15 @@ class Waiting(NamedTuple):
     generation: int
     documents: int
     since: float  # of the one that has waited longest
+
+
+class BatchesOpen(NamedTuple):
+    """The provider batches of a job that have not ended. Times are Unix seconds; None: there is none."""
+
+    created_at: float | None  # when the provider took the oldest one that it works on
+    waits_since: float | None  # when the oldest one was packed that it has not taken
+    why: str | None  # what that one waits for, where it is said
+    answered: int  # requests of those that run, as far as the provider tells
 
 
 class BatchSum(NamedTuple):

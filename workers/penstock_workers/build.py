@@ -162,7 +162,8 @@ class WorkerEngine:
             on_durable=partial(_after_settling, None if traces is None else traces.settled),
         )
         book = JobBook(read_job(jobs, settings))
-        starts, causes = Starts(stores.hot, outcomes, jobs, book.forget), Causes(stores.hot.failing.note)
+        starts = Starts(stores.hot, outcomes, jobs, settings.lane, book.forget)
+        causes = Causes(stores.hot.failing.note)
         admission = self._priced(self._row.admission(settings, self._lane))
         waits = ItemWaits(settings.concurrency)
         reads = Reads(book, Bodies(stores.database, settings), waits.others)

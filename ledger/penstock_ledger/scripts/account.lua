@@ -70,9 +70,9 @@ end
 -- What begin.lua answers to an item of a job: nil where it may start.
 local function objection(job, scope, doc, budget, call)
   if not call and not budget then return nil end
-  if not call or not budget then return 7 end
+  if not call or not budget then return 8 end
   local paid, estimate, is_most, owner = unpack(call)
-  return not reserve(job, reservation(job, scope, doc), tonumber(budget), paid, estimate, is_most == 1, owner) and 6 or nil
+  return not reserve(job, reservation(job, scope, doc), tonumber(budget), paid, estimate, is_most == 1, owner) and 7 or nil
 end
 
 -- A call has ended, and what its item cost in this attempt is counted as spent: nothing is reserved for it any more.

@@ -3,15 +3,17 @@
 -- KEYS[1] penstock:epoch  touched, see below; while it is not the caller's, Redis forgot, and windows tell nothing
 -- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when windows are not full again; computed, from ARGV:
 --   penstock:<job>:state            string: paused | cancelled | missing; penstock:<job>:budget and others: account.lua
+--   penstock:<job>:lane             string: the lane that the job has moved to; missing where it has not
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
 --   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; put_off.lua takes them back
 --   penstock:<job>:<gen>:window     hash: a finished item leaves it; only what is in it may start
--- ARGV[1] epoch, ARGV[2] msgpack list of feeds, 500 items at most, each {job prefix, feed prefix, {document id, ...}, {bucket number,
--- ...}, {completed-set field, ...}, {call, ...}}; a field is false where it is the document's id, else the index of the argument that
+-- ARGV[1] epoch, ARGV[3] the lane of the worker, "" for a caller that has none
+-- ARGV[2] msgpack list of feeds, 500 items at most, each {job prefix, feed prefix, {document id, ...}, {bucket number, ...},
+-- {completed-set field, ...}, {call, ...}}; a field is false where it is the document's id, else the index of the argument that
 -- holds it; a call is false without a budget, else {paid, estimate, 1 where that is the most, who makes it}: account.lua
--- Returns per item its reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 no room in the budget, 7 another budget than
--- the worker knows, see BeginReply), and crashes = earlier starts that never came to a conclusion
+-- Returns per item its reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 in another lane, 7 no room in the budget, 8
+-- another budget than the worker knows, see BeginReply), and crashes = earlier starts that never came to a conclusion
 --
 -- What is in the window is not in the completed set: what is put into the set leaves the window in the same call (settle.lua,
 -- rehydrate.lua), and publish.lua puts nothing into the window that is in the set. So the set is asked about the rest only.
@@ -19,7 +21,7 @@
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local VERDICTS, GO, DONE = {paused = 2, cancelled = 3}, 0, 1
+local VERDICTS, GO, DONE, ELSEWHERE = {paused = 2, cancelled = 3}, 0, 1, 6
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
 local unknown = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4
 local answer = {}
@@ -36,8 +38,9 @@ end
 
 for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
   local job, scope, docs, buckets, fields, calls = unpack(feed)
-  local state, budget = unpack(redis.call('MGET', job .. ':state', job .. ':budget'))
+  local state, lane, budget = unpack(redis.call('MGET', job .. ':state', job .. ':lane', job .. ':budget'))
   local verdict = VERDICTS[state or '']
+  if lane and ARGV[3] ~= '' and lane ~= ARGV[3] then verdict = ELSEWHERE end
   local fed = redis.call('HMGET', scope .. ':window', unpack(docs))
   local begun = redis.call('HMGET', scope .. ':starts', unpack(docs))
   local counts, counted = {}, {} -- by document, and as HSET takes them
@@ -49,7 +52,7 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
     elseif verdict then
       reply = verdict
     elseif remembers and not fed[at] then
-      reply = unknown
+      reply = lane and ELSEWHERE or unknown -- of a job that has moved: a message from before, and it waits to be fed again
     else
       reply = objection(job, scope, doc, budget, calls and calls[at]) or GO
     end

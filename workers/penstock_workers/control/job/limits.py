@@ -108,7 +108,7 @@ class JobLimits:
             self._quiet_since.pop(job.job_id, None)
             return False
         if not under_way:
-            return documents == 0 and not packs(spec.lane)  # of batches their worker knows what the next one may cost
+            return documents == 0 and not packs(job.lane)  # of batches their worker knows what the next one may cost
         if fits:
             self._quiet_since.pop(job.job_id, None)
             return False

@@ -57,6 +57,7 @@ _MUST_NOT: dict[BeginReply, Outcome] = {
     BeginReply.PAUSED: Parked("its job is paused"),
     BeginReply.NO_ROOM: Parked("the budget of its job may be needed for calls that are under way"),
     BeginReply.BUDGET_CHANGED: _BUDGET_CHANGED,
+    BeginReply.ELSEWHERE: Skipped("its job goes on in another lane", left_lane=True),
 }
 
 
@@ -80,9 +81,12 @@ class Starts:
         hot: RedisLedger,
         outcomes: OutcomeStore,
         jobs: JobStore,
+        lane: str = "",
         budget_changed: Callable[[str], None] = lambda job_id: None,
     ) -> None:
-        """``budget_changed`` is called with the job whose budget this worker does not know as it is."""
+        """``lane``: the worker's own; items of jobs that have moved to another one do not start. ``budget_changed`` is called
+        with the job whose budget this worker does not know as it is."""
+        self._lane = lane
         self._hot = hot
         self._outcomes = outcomes
         self._jobs = jobs
@@ -182,7 +186,7 @@ class Starts:
         """One script call; then, where a message was seen before, one look into SQL before anything is paid twice."""
         if any(asked.begin.may_cost is not None for asked in group):
             self._say_alive()
-        begun = self._hot.begin([asked.begin for asked in group])
+        begun = self._hot.begin([asked.begin for asked in group], self._lane)
         doubtful = [asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)]
         finished = self._outcomes.terminal([begin.key for begin in doubtful]) if doubtful else frozenset()
         if finished:
