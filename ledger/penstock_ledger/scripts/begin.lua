@@ -2,16 +2,14 @@
 --
 -- KEYS[1] penstock:epoch  touched, see below; while it is not the caller's, Redis forgot, and windows tell nothing
 -- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when windows are not full again; computed, from ARGV:
---   penstock:<job>:state            string: paused | cancelled | missing; penstock:<job>:budget and others: account.lua
---   penstock:<job>:lane             string: the lane that the job has moved to; missing where it has not
+--   penstock:<job>:state, :lane     strings: paused | cancelled; the lane that it has moved to; :budget and others: account.lua
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
 --   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; put_off.lua takes them back
 --   penstock:<job>:<gen>:window     hash: a finished item leaves it; only what is in it may start
--- ARGV[1] epoch, ARGV[3] the lane of the worker, "" for a caller that has none
--- ARGV[2] msgpack list of feeds, 500 items at most, each {job prefix, feed prefix, {document id, ...}, {bucket number, ...},
--- {completed-set field, ...}, {call, ...}}; a field is false where it is the document's id, else the index of the argument that
--- holds it; a call is false without a budget, else {paid, estimate, 1 where that is the most, who makes it}: account.lua
+-- ARGV[1] epoch, ARGV[3] lane of the worker or "", ARGV[2] msgpack list of feeds, 500 items at most, each {job prefix, feed prefix,
+-- {document id, ...}, {bucket number, ...}, {completed-set field, ...}, {call, ...}}; a field is false where it is the id, else the
+-- index of the argument that holds it; a call is false without a budget, else {paid, estimate, 1 if that is the most, who}: account.lua
 -- Returns per item its reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 in another lane, 7 no room in the budget, 8
 -- another budget than the worker knows, see BeginReply), and crashes = earlier starts that never came to a conclusion
 --
