@@ -282,3 +282,67 @@ def test_no_budget_is_passed_in_fifty_seeded_runs(house: House, monkeypatch: pyt
     assert {house.state(job) for job in jobs} == {JobState.COMPLETED}
     assert all(house.batches.spent(job.job_id) == played.billed[job.job_id] for job in jobs)
     assert sum(played.account(job.job_id).reserved for job in jobs) == 0
+
+
+def test_what_dead_workers_reserved_is_given_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what two looks in a row find in the name of a worker that is dead: calls of one that lives stand, however long."""
+    monkeypatch.setattr(accounts, "STRAY_S", 0.0)
+    job = house.submit(2, "strays", budget_usd=0.01)
+    house.control.tick()
+    house.hot.budgets.renew("alive")
+    begins = [
+        Begin(ItemKey(job.job_id, 1, f"d{nth}"), buckets_for(job), MayCost(1_000 * (nth + 1), owner=owner))
+        for nth, owner in enumerate(("alive", "dead"))
+    ]
+    assert [begun.reply for begun in house.hot.begin(begins)] == [BeginReply.GO] * 2
+    house.control.tick()
+    assert house.hot.budgets.look(job.job_id, 10_000).reserved == 3_000
+    house.control.tick()
+    assert house.hot.budgets.look(job.job_id, 10_000).reserved == 1_000
+
+
+def test_batches_and_calls_reserve_in_one_account(house: House) -> None:
+    """A call has no room beside a batch that may cost the rest of the budget, nor a batch beside calls; its end frees that."""
+    job = house.submit(2, "both", budget_usd=0.01)
+    house.control.tick()
+    book = house.hot.budgets
+
+    def begin(doc: str, estimate: int) -> BeginReply:
+        key = ItemKey(job.job_id, 1, doc)
+        return house.hot.begin([Begin(key, buckets_for(job), MayCost(estimate, owner="me"))])[0].reply
+
+    assert begin("d0", 3_000) is BeginReply.GO
+    assert book.reserve_batch(job.job_id, 10_000, "t1", 8_000, spent=0) == (False, Account(0, 3_000, None))
+    assert book.reserve_batch(job.job_id, 10_000, "t1", 7_000, spent=0) == (True, Account(0, 10_000, None))
+    assert book.reserve_batch(job.job_id, 10_000, "t1", 7_000, spent=0) == (True, Account(0, 10_000, None))
+    assert begin("d1", 1) is BeginReply.NO_ROOM
+    book.end_batch(job.job_id, "t1", spent=6_000)
+    assert begin("d1", 1_001) is BeginReply.NO_ROOM
+    assert begin("d1", 1_000) is BeginReply.GO
+    assert book.look(job.job_id, 10_000).committed == 10_000
+
+
+def test_a_worker_that_knows_another_budget_does_not_send(house: House) -> None:
+    """Its spec is read anew, whether the job was given a budget meanwhile or has none any more."""
+    job = house.submit(1, "changed")
+    house.control.tick()
+    key, buckets = ItemKey(job.job_id, 1, "d0"), buckets_for(job)
+    assert house.hot.begin([Begin(key, buckets, MayCost(1))])[0].reply is BeginReply.BUDGET_CHANGED
+    assert house.producer.limit(job.job_id, budget_usd=1.0, deadline_s=None)
+    house.control.tick()
+    assert house.hot.begin([Begin(key, buckets)])[0].reply is BeginReply.BUDGET_CHANGED
+    assert house.hot.begin([Begin(key, buckets, MayCost(1))])[0].reply is BeginReply.GO
+
+
+def test_a_job_that_its_budget_paused_ends_once_all_is_answered(house: House) -> None:
+    """What was under way when the budget was spent may have been all that was left."""
+    job = house.submit(1, "last", budget_usd=0.001)
+    house.control.tick()
+    reason = "budget_exhausted: 0.0011 USD of 0.001 are spent"
+    assert house.jobs.set_state(job.job_id, JobState.PAUSED, reason=reason, expect={JobState.RUNNING})
+    key = ItemKey(job.job_id, 1, "d0")
+    house.outcomes.settle([Result(key, 200, b"{}", None, None, None, 1, 1, 1_100, 1, 1, 1)], [])
+    house.hot.settle(SettleBatch([SettledDone(key, buckets_for(job), cost_microusd=1_100, has_budget=True)]))
+    for _ in range(4):
+        house.control.tick()
+    assert house.state(job) is JobState.COMPLETED
