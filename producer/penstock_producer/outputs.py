@@ -61,7 +61,7 @@ class WrittenFiles:
 def write_outputs(
     outcomes: Outcomes, job_id: str, destination: str | Path, *, s3_endpoint_url: str | None = None
 ) -> WrittenFiles:
-    """Write `output.jsonl` and `errors.jsonl` into a folder or `s3://bucket/prefix`. Raises SinkError.
+    """Write `output.jsonl` and `errors.jsonl` into a folder or a prefix of a bucket. Raises SinkError.
 
     Both files appear when both are complete; until then, and after a failure, what was there before stays.
     """

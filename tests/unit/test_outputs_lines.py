@@ -158,9 +158,9 @@ def test_a_folder_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -
     assert list((tmp_path / "fresh").iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["gs://bucket/out", "s3://", "s3:///key", "https://host/out", "s3://bucket/out?x=1"])
+@pytest.mark.parametrize("place", ["ftp://bucket/out", "gs://", "az://box/out?x=1", "s3://", "s3:///key", "https://host/out", "s3://bucket/out?x=1"])
 def test_an_unknown_place_is_refused(place: str) -> None:
-    """Only folders and s3:// are places for outputs, and the message says so."""
+    """Only folders and prefixes of buckets are places for outputs, and the message says so."""
     with pytest.raises(SinkError, match="give a folder or s3://bucket/prefix"):
         open_sink(place)
 

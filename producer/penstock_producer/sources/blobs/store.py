@@ -9,19 +9,17 @@ endpoint without TLS needs GOOGLE_ALLOW_HTTP=true or AZURE_ALLOW_HTTP=true.
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
-from penstock_producer.bucket.connect import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
+from penstock_producer.bucket.connect import STORES, store_at
 from penstock_producer.errors import SourceError, SourceUnavailable, seen
 from penstock_producer.sources.blobs.ranges import RangedObject, Version, another_object
 from penstock_producer.sources.blobs.s3 import TRIES, Listed
 
-SCHEMES: Final = ("gs", "az")  # also the kinds of their pins
+SCHEMES: Final = STORES  # also the kinds of their pins
 _PAGE: Final = 1_000
-_RETRIES_END: Final = datetime.timedelta(seconds=READ_TIMEOUT_S * TRIES)
 
 
 class StoreObject(RangedObject):
@@ -91,21 +89,11 @@ class StorePrefix:
 def open_store(scheme: str, bucket: str) -> Any:
     """Raises SourceUnavailable without obstore, and where the environment has no account."""
     try:
-        from obstore.store import AzureStore, GCSStore
+        return ask(f"{scheme}://{bucket}", lambda: store_at(scheme, bucket, tries=TRIES))
     except ImportError as error:
         raise SourceUnavailable(
             f"reading {scheme}:// needs obstore on this machine; `pip install penstock[stores]`"
         ) from error
-    make: Any
-    make, cloud = (GCSStore, "GOOGLE") if scheme == "gs" else (AzureStore, "AZURE")
-    options: dict[str, Any] = {
-        "client_options": {
-            "connect_timeout": f"{CONNECT_TIMEOUT_S}s", "timeout": f"{READ_TIMEOUT_S}s",
-            "allow_http": os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("1", "true"),
-        },
-        "retry_config": {"max_retries": TRIES - 1, "retry_timeout": _RETRIES_END},
-    }  # fmt: skip
-    return ask(f"{scheme}://{bucket}", lambda: make(bucket, **options))
 
 
 def ask(uri: str, request: Callable[[], Any]) -> Any:
