@@ -17,7 +17,7 @@ from penstock_producer.bucket.stores import open_place
 from penstock_producer.bucket.writers import writer_of
 from penstock_producer.errors import SinkError, seen
 
-__all__ = ["bucket_at", "check_destination", "open_sink", "read_object"]
+__all__ = ["bucket_at", "check_destination", "open_sink", "probe_parts", "read_object"]
 
 FOLDER_BUFFER_BYTES = 1024 * 1024
 
@@ -80,6 +80,14 @@ def bucket_at(destination: str, *, s3_endpoint_url: str | None = None) -> Place:
     if parts.scheme in STORES:
         return open_place(parts.scheme, parts.netloc, prefix)
     return Bucket(s3_client(s3_endpoint_url), parts.netloc, prefix)
+
+
+def probe_parts(destination: str, *, s3_endpoint_url: str | None = None) -> bool:
+    """What parts of results need beyond writing: to read, list and delete. Whether writes are conditional. Raises SinkError."""
+    place = bucket_at(destination, s3_endpoint_url=s3_endpoint_url)
+    place.head(PROBE_NAME)
+    next(place.names(f"{PROBE_NAME}/"), None)
+    return place.takes_conditions()
 
 
 class FolderSink:

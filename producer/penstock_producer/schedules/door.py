@@ -32,17 +32,19 @@ FIRINGS_SHOWN: Final = 5
 
 
 class Schedules:
-    """``accepted`` checks a spec as a submit does."""
+    """``accepted`` checks a spec as a submit does, and ``probe`` whether its results can be written."""
 
     def __init__(
         self,
         store: ScheduleStore,
         noticed: NoticedStore,
         accepted: Callable[[JobSpec | Mapping[str, Any]], JobSpec],
+        probe: Callable[[JobSpec], None],
     ) -> None:
         self._store = store
         self._noticed = noticed
         self._accepted = accepted
+        self._probe = probe
 
     def add(
         self,
@@ -62,7 +64,7 @@ class Schedules:
         With ``new_files`` it is a folder, a prefix or a pattern, and each job has those of its files that no earlier job of
         this schedule has; with ``events``, the URL of a queue or `webhook`, those that notifications of the bucket have named,
         and once a day all. ``OutcomesOf`` in the place of a source names another job, or a schedule, whose outcomes are read.
-        Raises ScheduleError, SpecError, ScheduleExists and TooManySchedules.
+        Raises ScheduleError, SpecError, ScheduleExists, TooManySchedules, and SinkError where results could not be written now.
         """
         if _NAME.fullmatch(name) is None:
             raise ScheduleError(
@@ -82,6 +84,7 @@ class Schedules:
             overlap=overlap,
             next_at=timetable.after(self._store.now()),
         )
+        self._probe(accepted)
         return self._store.add(new)
 
     def notify(self, name: str, body: bytes | str) -> Mapping[NoticeOutcome, int]:
