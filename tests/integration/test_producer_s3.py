@@ -162,6 +162,25 @@ def test_a_prefix_of_texts_is_a_document_each(
         source.fetch(documents[15].position)
 
 
+def test_a_prefix_of_pictures_is_a_document_each(client: Any, settings: ProducerSettings) -> None:
+    """Objects are told by their first bytes, and a replaced one is never sent."""
+    picture = b"\x89PNG\r\n\x1a\n" + bytes(200)
+    for key, content in {"1": picture, "2.png": picture, "3.txt": b"notes"}.items():
+        client.put_object(Bucket="docs", Key=f"photos/{key}", Body=content)
+    spec = JobSpec(model="m", prompt="{name}: {bytes}", max_bad_rows=1)
+    found = survey(open_source("s3://docs/photos/", spec, settings), spec)
+    assert [(refusal.doc_id, refusal.row.code) for refusal in found.refused] == [("3.txt", "media_invalid")]
+    source = open_source(json.loads(json.dumps(found.pin)), spec, settings)
+    first, second, _ = source.documents({})
+    assert isinstance(first, Document)
+    assert isinstance(second, Document)
+    assert b"data:image/png;base64," in second.body
+    assert source.fetch(second.position).body == second.body
+    client.put_object(Bucket="docs", Key="photos/2.png", Body=picture[::-1])
+    with pytest.raises(SourceChanged):
+        source.fetch(second.position)
+
+
 def test_a_machine_without_boto3_pauses_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library that is missing is named, as what can be put right: a control loop pauses such a job and does not fail it."""
     monkeypatch.setitem(sys.modules, "boto3", None)
