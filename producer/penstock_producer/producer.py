@@ -120,7 +120,9 @@ class Producer:
     @property
     def schedules(self) -> Schedules:
         """Jobs that start themselves."""
-        return Schedules(ScheduleStore(self._database), NoticedStore(self._database), self._new.accepted, self._probe.check)
+        return Schedules(
+            ScheduleStore(self._database), NoticedStore(self._database), self._new.accepted, self._probe.check
+        )
 
     def submit(
         self,
@@ -136,8 +138,8 @@ class Producer:
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
         another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``),
-        TooManyBadRows, and SinkError where its results could not be written; nothing is accepted then. ``progress`` is called now and then with the number of rows read, and
-        ``started_by`` is kept with the job: schedules name themselves there.
+        TooManyBadRows, and SinkError where its results could not be written; nothing is accepted then. ``progress`` is
+        called now and then with the number of rows read, and ``started_by`` is kept with the job, where schedules say their name.
         """
         spec = self._new.accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here

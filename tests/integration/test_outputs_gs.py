@@ -1,4 +1,4 @@
-"""Results on gs://, over real HTTP: moto answers the requests that Google's XML API shares with S3, of an open bucket.
+"""Results on gs://, over real HTTP: moto answers the requests that Google's XML API shares with S3.
 
 It knows neither generations nor metadata of Google's, so conditions are tried in tests/unit/test_store_places.py.
 """
@@ -45,10 +45,8 @@ class Bucket:
 
 @pytest.fixture
 def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    key = {"gcs_base_url": s3_server.url, "disable_oauth": True} | dict.fromkeys(
-        ("client_email", "private_key", "private_key_id"), ""
-    )
-    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
+    monkeypatch.setenv("GOOGLE_BASE_URL", s3_server.url)
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "test")
     monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
     client = s3_server.client()
     client.create_bucket(Bucket="gsresults", ACL="public-read-write")

@@ -85,7 +85,9 @@ def test_a_table_that_lacks_columns_is_refused(tmp_path: Path, source: Path) -> 
         shop.execute("CREATE TABLE narrow (id TEXT, status INTEGER)")
     into = {**SPEC, "into": f"sqlite:///{tmp_path}/shop.db"}
     with producer(tmp_path) as house:
-        with pytest.raises(SinkUnfit, match="the table narrow of the job's option into, tried before the job is accepted"):
+        with pytest.raises(
+            SinkUnfit, match="the table narrow of the job's option into, tried before the job is accepted"
+        ):
             house.submit(source, {**into, "into_table": "narrow"})
         assert house._jobs.list() == []
         house.submit(source, {**into, "into_table": "labels"})

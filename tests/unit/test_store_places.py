@@ -111,8 +111,7 @@ def test_a_large_object_appears_when_it_is_whole(house: House, monkeypatch: pyte
         copy.append("output.jsonl", "another", len(b"".join(lines)))
     monkeypatch.setattr(store_writer, "PARTS_MAX", 2)
     with pytest.raises(SinkError, match="more than 2 parts"):
-        for line in lines:
-            copy.write(line)
+        copy.write(b"".join(lines))
 
 
 def test_parts_become_one_object_while_two_lead(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A prefix of a bucket that results are written below, whichever service keeps it: what those who write are told by all of them."""
+"""A prefix of a bucket that results are written below, whichever service keeps it: what those who write may ask."""
 
 from __future__ import annotations
 

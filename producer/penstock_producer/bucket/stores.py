@@ -114,7 +114,11 @@ class StoreBucket(Place):
         import obstore
 
         return obstore.open_writer(
-            self._store, self._key(name), attributes=attributes(metadata), buffer_size=part_bytes, max_concurrency=at_once
+            self._store,
+            self._key(name),
+            attributes=attributes(metadata),
+            buffer_size=part_bytes,
+            max_concurrency=at_once,
         )
 
     def delete(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""One object of S3 being written: in parts of a few MiB, of which one is in memory, or by the store itself from other objects of it."""
+"""One object of S3 being written: in parts of a few MiB, one of them in memory, or by the store from other objects of it."""
 
 from __future__ import annotations
 

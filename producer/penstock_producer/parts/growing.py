@@ -34,8 +34,8 @@ class GrowingOutput:
     """The results of one job below one prefix. Not thread-safe.
 
     Any process may go on where another one stopped, and of two at the same time one stops: the index is replaced only where
-    it is the one that was read, in stores that have conditional writes (AWS S3, MinIO, R2, Google Cloud Storage, Azure). In others the last one to
-    write it counts, whose parts are as whole.
+    it is the one that was read, in stores that have conditional writes (AWS S3, MinIO, R2, Google Cloud Storage, Azure). In
+    others the last one to write it counts, whose parts are as whole.
     """
 
     def __init__(self, bucket: Place, database: Database, job: Job, *, conditional: bool) -> None:

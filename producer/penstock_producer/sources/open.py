@@ -25,8 +25,9 @@ from penstock_producer.sources.databases.address import KIND as TABLE
 from penstock_producer.sources.databases.address import whole
 from penstock_producer.sources.expand import row_files
 from penstock_producer.sources.listings.chosen import ROWS, Chosen, choose
+from penstock_producer.sources.listings.listed_files import ListedFiles
 from penstock_producer.sources.media.places import MediaPlaces, places_of
-from penstock_producer.sources.new_files import Taken, new_files, refuse_texts
+from penstock_producer.sources.new_files import Taken, new_files
 from penstock_producer.sources.readers.columnar_source import ColumnarSource
 from penstock_producer.sources.readers.csv_source import CsvSource
 from penstock_producer.sources.readers.file_format import FileFormat, format_of, format_of_pin
@@ -34,7 +35,7 @@ from penstock_producer.sources.readers.jsonl import JsonlSource
 from penstock_producer.sources.readers.pinned_rows import RowOptions
 from penstock_producer.sources.texts import media_files, text_files, whole_files
 
-_WHOLE_FILES = (text_files.KIND, media_files.KIND)
+_WHOLE_FILES = tuple(f"{some}{kind}" for some in ("", whole_files.SOME) for kind in (text_files.KIND, media_files.KIND))
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
 
 
@@ -71,8 +72,8 @@ def open_source(
         if spec.format in (TEXT, MEDIA):
             raise SourceError(
                 "unsupported_format",
-                f"{seen(str(where))} is one file, and with the format {spec.format} each file of a folder is a document; write the folder "
-                "with a / at its end, or a pattern. Remote doors take single files only",
+                f"{seen(str(where))} is one file, and with the format {spec.format} each file of a folder is one document; "
+                "write the folder with a / at its end, or a pattern. Remote doors take single files only",
             )
         blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
         return _of_blob(blob, spec, chosen, timeout_s, remote=remote, formats=formats)
@@ -99,10 +100,13 @@ def open_new_files(
     chosen = choose(where, settings.s3_endpoint_url)
     if chosen is None:
         raise SourceError("unsupported_source", f"{seen(where)} is no folder; end it with a / or write a pattern")
-    refuse_texts(where, spec.format)
-    found = new_files(chosen, taken, among=among)
+    is_rows = spec.format not in (TEXT, MEDIA)
+    found = new_files(chosen, taken, among=among, rows=is_rows)
     if not found.blobs:
         return None, found.unsettled
+    if not is_rows:
+        some = Chosen(ListedFiles(chosen.listing, found.entries), chosen.pattern)
+        return _of_whole_files(some, str(spec.format), spec, settings, timeout_s), found.unsettled
     files = [_of_blob(blob, spec, settings, timeout_s) for blob in found.blobs]
     return several.SeveralFiles(where, files), found.unsettled
 
@@ -193,8 +197,10 @@ def _whole_files_of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: Produce
     files = choose(str(pin["uri"]), settings.s3_endpoint_url)
     if files is None:  # a pattern, and now there is a file by that very name
         raise SourceChanged(f"{pin['uri']} stands for one file now; remove it, or submit it as a new job")
+    if FILES in pin:  # some files of a watched folder
+        files = Chosen(ListedFiles.of_pins(files.listing, pin[FILES]), files.pattern)
     most, body = int(pin["max_line_bytes"]), int(pin["max_body_bytes"])
-    if pin["kind"] == media_files.KIND:
+    if pin["kind"] in (media_files.KIND, f"{whole_files.SOME}{media_files.KIND}"):
         return media_files.MediaFiles(files, spec, body, max_file_bytes=most, pin=pin)
     return text_files.TextFiles(files, spec, most, body, pin=pin)
 

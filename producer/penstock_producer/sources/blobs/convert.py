@@ -39,8 +39,8 @@ def refuse_content(uri: str, start: bytes) -> None:
         folder = uri.rpartition("/")[0] or "."
         raise SourceError(
             "unsupported_format",
-            f"{uri} is {media.name} ({media.modality}), not JSON Lines; images and sounds are read as the files of a folder: write "
-            f"{folder}/, or a pattern such as {folder}/*{PurePosixPath(uri).suffix}",
+            f"{uri} is {media.name} ({media.modality}), not JSON Lines; images and sounds are read as the files of a folder: "
+            f"write {folder}/, or a pattern such as {folder}/*{PurePosixPath(uri).suffix}",
         )
     if start.lstrip()[:1] == b"[":
         raise SourceError(

@@ -9,6 +9,7 @@ from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sources.blobs.convert import refuse_content
 from penstock_producer.sources.blobs.lines import BOM, Line, split_lines
 from penstock_producer.sources.forms.strict_json import RowFault, parse_object, parse_surveyed
+from penstock_producer.sources.readers.file_format import has_known_ending
 from penstock_producer.sources.readers.pinned_rows import PinnedRows
 
 
@@ -47,6 +48,8 @@ class JsonlSource(PinnedRows):
                 self._check_form(record)
             doc_id, body = self._form.read(record)
         except RowFault as fault:
+            if first and not has_known_ending(self.uri) and fault.code == "invalid_json_line":
+                fault.fix += "; a file of CSV whose name does not say so is read with --format csv"
             return self._bad(number, fault, cursor)
         return Document(doc_id, body, f"{offset}:{length}", number, cursor)
 

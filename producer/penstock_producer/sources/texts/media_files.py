@@ -1,7 +1,7 @@
 """A folder, a prefix or a pattern of images or sounds: each file goes behind the prompt, which may use what is known of it.
 
-A row has `file` (the content), `id`, `name`, `bytes` (how many) and `media_type`. `--image-field file` or `--audio-field file` says
-that all of them are images, or sounds; without either each is what its first bytes say.
+A row has `file` (the content), `id`, `name`, `bytes` (how many) and `media_type`. `--image-field file` or `--audio-field file`
+says that all of them are images, or sounds; without either each is what its first bytes say.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ class MediaFiles(WholeFiles):
         else:
             # Anthropic's Messages take no sounds, so that there only images can be meant.
             asked = spec.model_copy(update={"image_fields": [FILE]})
-            media = media_of(asked, None, max_body_bytes) if is_anthropic(spec.endpoint) else either_of(FILE, max_body_bytes)
+            media = (
+                media_of(asked, None, max_body_bytes)
+                if is_anthropic(spec.endpoint)
+                else either_of(FILE, max_body_bytes)
+            )
         super().__init__(
             chosen, asked, form_of(asked, max_body_bytes, media),
             max_file_bytes=max_file_bytes or MAX_BYTES, max_body_bytes=max_body_bytes, pin=pin, timeout_s=timeout_s,

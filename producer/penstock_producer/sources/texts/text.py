@@ -23,7 +23,9 @@ def text_of(name: str, data: bytes, encoding: str) -> str:
         text = plain.decode(encoding)
     except UnicodeDecodeError as error:
         why = f"its byte {error.start + len(data) - len(plain)} is 0x{plain[error.start]:02x}"
-        fix = "name the encoding of the files (--encoding cp1252); images and sounds are read from a folder of their own"
+        fix = (
+            "name the encoding of the files (--encoding cp1252); images and sounds are read from a folder of their own"
+        )
         raise _no_text(why, plain, error.start, fix) from None
     check_text(text, "text")
     return text

@@ -15,19 +15,22 @@ from typing import Any, ClassVar, Final
 from urllib.parse import quote, unquote
 
 from penstock_producer.doc_ids import id_fault
-from penstock_producer.errors import BadReference, SourceChanged, SourceError, seen
+from penstock_producer.errors import BadReference, SourceChanged, seen
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.pins import FILES
 from penstock_producer.rows import FILE, BadRow, Cursor, Document, Place
 from penstock_producer.sources.blobs.blob import Deadline
 from penstock_producer.sources.forms.columns import check_columns
 from penstock_producer.sources.forms.row_forms import RowForm
 from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.listings.chosen import Chosen
+from penstock_producer.sources.listings.listed_files import ListedFiles
 from penstock_producer.sources.listings.listing import Entry, quoted, shown, unquoted
 from penstock_producer.sources.texts.read_ahead import contents
 from penstock_producer.sources.texts.segments import PinnedSegments, SegmentNotes
 from penstock_producer.tally import Tally
 
+SOME: Final = "some_"  # before the kind of a pin that names its files: those of a watched folder that were new
 _POSITION: Final = re.compile(r"(\d{1,18}):([^:]*):(.+)", re.ASCII | re.DOTALL)
 _MAX_POSITION_CHARS: Final = 1_000  # what a message carries
 
@@ -103,7 +106,7 @@ class WholeFiles(ABC):
     def ended(self) -> bool:
         return True
 
-    def mark_published(self, documents: Sequence[Document]) -> None:
+    def mark_published(self, documents: Sequence[Document]) -> None:  # noqa: B027 - there is nothing to do
         """Nothing to remember: the cursor is the memory of files."""
 
     def _first_pass(self, done: int) -> Iterator[Document | BadRow]:
@@ -115,8 +118,9 @@ class WholeFiles(ABC):
                 content.update(repr((quoted(entry.name), inner or entry.size)).encode())
                 if number > done:
                     yield self._read(number, entry, data)
+        some = {FILES: self._listing.pins()} if isinstance(self._listing, ListedFiles) else {}
         self._pin = {
-            "kind": self.kind, "uri": self.uri, "sha256": content.hexdigest(), **notes.pin(),
+            "kind": f"{SOME if some else ''}{self.kind}", **some, "uri": self.uri, "sha256": content.hexdigest(), **notes.pin(),
             "max_line_bytes": self._max_file_bytes, "max_body_bytes": self._max_body_bytes,
         }  # fmt: skip
 
