@@ -109,6 +109,9 @@ class Bucket(Place):
             if code in _TAKEN:
                 raise SinkTaken(f"{self.uri(name)} was written by another process at this moment") from error
             raise SinkError(_explain(verb, self.uri(name), self._bucket, code, error)) from error
+        except RecursionError as error:  # botocore asks a store that redirects for the region, and is redirected again
+            elsewhere = f"cannot {verb} {self.uri(name)}: the store sends each request elsewhere and does not say where"
+            raise SinkError(f"{elsewhere}; check the endpoint and the region") from error
         except (BotoCoreError, OSError) as error:
             message = f"cannot {verb} {self.uri(name)}: {error}; check the endpoint, the region and the credentials"
             raise SinkError(message) from error

@@ -35,7 +35,10 @@ class StoreObject(RangedObject):
     def _version(self) -> Version:
         import obstore
 
-        found = _listed(ask(self.uri, lambda: obstore.head(self._store, self._key)), "")
+        options: Any = {"head": True}
+        answer = ask(self.uri, lambda: obstore.get(self._store, self._key, options=options))
+        self._refuse_encoded(answer)
+        found = _listed(answer.meta, "")
         return Version(found.size, found.etag)
 
     def _range(self, offset: int, length: int, etag: str) -> bytes:
@@ -46,6 +49,7 @@ class StoreObject(RangedObject):
 
         def get() -> tuple[str, bytes]:
             answer = obstore.get(self._store, self._key, options=options)
+            self._refuse_encoded(answer)
             return _tag(answer.meta), bytes(answer.bytes())
 
         tag: str
@@ -53,7 +57,28 @@ class StoreObject(RangedObject):
         tag, data = ask(self.uri, get)
         if tag != etag:
             raise another_object(self.uri)
+        if len(data) != length:
+            raise self._encoded()
         return data
+
+    def _refuse_encoded(self, answer: Any) -> None:
+        """Google unpacks an object on its way where its attribute says gzip, whatever it holds: then sizes and ranges mean
+        nothing. Raises SourceError."""
+        if answer.attributes.get("Content-Encoding", "identity").lower() not in ("", "identity"):
+            raise self._encoded()
+
+    def _encoded(self) -> SourceError:
+        clear = (
+            f"gcloud storage objects update {self.uri} --clear-content-encoding"
+            if self._kind == "gs"
+            else f"az storage blob update --content-encoding '' for {self.uri}"
+        )
+        return SourceError(
+            "content_encoding",
+            f"{self.uri} has the attribute Content-Encoding, by which stores and clients unpack it on its way, so that its size "
+            f"and places in it are others than those listed; clear it: {clear}. A name that ends in .gz or .zst says that it is "
+            "packed",
+        )
 
 
 class StorePrefix:
