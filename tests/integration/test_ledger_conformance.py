@@ -49,7 +49,6 @@ from penstock_ledger import (
 from penstock_ledger.sql.database import WRITE_ATTEMPTS
 from penstock_ledger.sql.tables import meta
 from penstock_ledger.sql.tables import outcomes as outcome_rows
-from penstock_ledger.stores import provenance
 from penstock_ledger.vectors import pack
 
 
@@ -708,7 +707,7 @@ def test_one_result_says_what_made_it(db: Database, jobs: JobStore, monkeypatch:
     jobs.create(new_job("job-a"), [])
     store = Provenance(db)
     for now, made in ((1_000, before), (1_000, dear), (1_060, before), (1_120, after), (1_600, after), (2_000, old)):
-        monkeypatch.setattr(provenance.time, "time", float(now).__pos__)
+        monkeypatch.setattr("penstock_ledger.stores.provenance.time.time", float(now).__pos__)
         store.note([("job-a", made)])
     entries = store.in_use("job-a")
     assert made_by(entries, 1, "small", 1_030) == [before]

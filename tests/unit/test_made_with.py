@@ -12,7 +12,6 @@ from penstock_ledger import RENOTED_S, MadeWith, Provenance
 from penstock_ledger.model import Result
 from penstock_workers.item.attempt import Settled
 from penstock_workers.item.outcome import Done
-from penstock_workers.item.settling import made_with
 from penstock_workers.item.settling.made_with import KEPT, MODELS, MadeWithNotes
 from penstock_workers.settings import ProviderSettings
 
@@ -36,7 +35,7 @@ def done(model: str | None, job_id: str = "job") -> Settled:
 def test_each_model_is_noted_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its prices; a group whose combinations are known writes nothing until the minute is over."""
     now = [1_000.0]
-    monkeypatch.setattr(made_with.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("penstock_workers.item.settling.made_with.time.monotonic", lambda: now[0])
     store = Notes()
     notes = MadeWithNotes(cast(Provenance, store), "", 0.0)
     for _ in range(3):

@@ -85,7 +85,7 @@ class Provenance:
             InUse(
                 MadeWith(**{name: one[name] for name in MadeWith._fields if name in one}),
                 one["since"],
-                at and float(at),
+                None if at is None else float(at),
             )
             for one, at in found
         ]

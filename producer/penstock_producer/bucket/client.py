@@ -90,7 +90,7 @@ class Bucket(Place):
     def put(
         self, name: str, body: bytes, *, condition: Condition | None = None, metadata: Mapping[str, str] | None = None
     ) -> str:
-        more = {} if metadata is None else {"Metadata": dict(metadata)}
+        more: dict[str, Any] = {} if metadata is None else {"Metadata": dict(metadata)}
         return str(self.ask(name, "put_object", Body=body, **more, **(condition or {}))["ETag"])
 
     def delete(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,7 @@ class PlaceWriter(Protocol):
     bytes: int
     etag: str  # once it is published
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: builtins.bytes) -> None: ...
 
     def append(self, name: str, etag: str, size: int) -> None:
         """All bytes of another object below the same place. Raises NotThere when it is not the one with that ETag any more."""
