@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness.ground import ROOT, GroundError, end_in_order, folder
+from benchmarks.harness.ground import ROOT, GroundError, end_in_order, folder, tests_on_path
 from benchmarks.harness.report import median
 from benchmarks.sources.forms import FORMS, POSTGRESQL
 from benchmarks.sources.one import FEED, SUBMIT

@@ -262,7 +262,7 @@ def test_what_schedules_start_is_shown(watched: Watched, tmp_path: Path) -> None
     """A time that a real worker's control loop has decided is a task, with the job's key and what came of it, as beat's are."""
     settings = {
         "PENSTOCK_REDIS_URL": watched.url, "PENSTOCK_DATABASE_URL": f"sqlite:///{tmp_path}/ledger.db",
-        "PENSTOCK_PROVIDERS__DEFAULT__API_KEY": "none",
+        "OPENAI_API_KEY": "none",
     }  # fmt: skip
     (tmp_path / "tickets.jsonl").write_text('{"id": 1, "text": "a patient"}\n')
     due = (time.time() // 60 - 1) * 60
