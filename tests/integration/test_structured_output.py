@@ -124,10 +124,10 @@ def test_answers_are_repaired_and_models_give_way(model: Model, tmp_path: Path) 
         fleet.penstock("results", job.job_id, "-o", str(tmp_path / "made.jsonl"), "--provenance")
         lines = [json.loads(line) for line in (tmp_path / "made.jsonl").read_text().splitlines()]
         by_doc = {line["custom_id"]: line["penstock"] for line in lines}
-        for doc, (answered, price) in {"doc-0": ("small-2026", 1.0), "doc-2": ("big-2026", 10.0)}.items():
+        for doc, (answered, paid) in {"doc-0": ("small-2026", 1.0), "doc-2": ("big-2026", 10.0)}.items():
             (combination,) = by_doc[doc]["made_with"]
             assert (by_doc[doc]["model"], by_doc[doc]["spec_digest"]) == (answered, report["spec_digest"])
-            assert (combination["usd_per_mtok_in"], combination["penstock"]) == (price, made[0].penstock)
+            assert (combination["usd_per_mtok_in"], combination["penstock"]) == (paid, made[0].penstock)
         with (tmp_path / "labels.csv").open(newline="") as file:
             rows = {row["id"]: (row["label"], row["score"]) for row in csv.DictReader(file)}
         assert rows["doc-0"] == ("small", "7")

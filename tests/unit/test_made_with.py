@@ -29,7 +29,7 @@ class Notes:
 def done(model: str | None, job_id: str = "job") -> Settled:
     settings = ProviderSettings(usd_per_mtok_in=1, usd_per_mtok_out=2)
     attempt = make_attempt(job_id=job_id, settings=settings, model="asked")
-    return attempt, Done(Result(attempt.key, 200, b"{}", None, model, "stop", 1, 1, 0, 1, 1, 1))
+    return Settled(attempt, Done(Result(attempt.key, 200, b"{}", None, model, "stop", 1, 1, 0, 1, 1, 1)))
 
 
 def test_each_model_is_noted_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The places that were tried, all of them in vain."""
     places: list[str] = []
 

@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.sources.media.kinds import kind_of
 
 _BY_ENDING: Final = {".xlsx": "Excel", ".bz2": "bzip2", ".xz": "xz", ".zip": "zip"}
 _BY_MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PAR1": "Parquet",
@@ -34,14 +33,6 @@ def refuse_magic(uri: str, start: bytes, wanted: str) -> None:
 def refuse_content(uri: str, start: bytes) -> None:
     """Raises SourceError for first bytes that cannot begin JSON Lines."""
     refuse_magic(uri, start, "JSON Lines")
-    media = kind_of(start)
-    if media is not None:
-        folder = uri.rpartition("/")[0] or "."
-        raise SourceError(
-            "unsupported_format",
-            f"{uri} is {media.name} ({media.modality}), not JSON Lines; images and sounds are read as the files of a folder: "
-            f"write {folder}/, or a pattern such as {folder}/*{PurePosixPath(uri).suffix}",
-        )
     if start.lstrip()[:1] == b"[":
         raise SourceError(
             "json_array",

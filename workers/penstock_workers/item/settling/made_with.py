@@ -57,8 +57,8 @@ class MadeWithNotes:
         if has_own_model(lane):
             return MadeWith(generation, lane, "", self._release, self._engine, None, None, self._usd_per_hour, told)
         prices = provider.prices_of(model)
-        per_token = (None, None) if prices is None else (prices.input, prices.output)
-        return MadeWith(generation, lane, name, self._release, "", *per_token, model=told)
+        per_input, per_output = (None, None) if prices is None else (prices.input, prices.output)
+        return MadeWith(generation, lane, name, self._release, "", per_input, per_output, 0.0, told)
 
 
 def engine_in_words(package: str | None, server: str | None) -> str:
