@@ -257,7 +257,7 @@ class Passes(BaseHTTPRequestHandler):
 
 
 def test_a_prefix_of_pictures_is_a_document_each(client: Any, settings: ProducerSettings) -> None:
-    """Objects are told by their first bytes, and a replaced one is never sent."""
+    """Objects are known by their first bytes, and a replaced one is never sent."""
     picture = b"\x89PNG\r\n\x1a\n" + bytes(200)
     for key, content in {"1": picture, "2.png": picture, "3.txt": b"notes"}.items():
         client.put_object(Bucket="docs", Key=f"photos/{key}", Body=content)

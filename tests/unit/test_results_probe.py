@@ -79,7 +79,7 @@ def test_a_good_place_is_tried_once_a_minute(tmp_path: Path, source: Path, monke
 
 
 def test_a_table_that_lacks_columns_is_refused(tmp_path: Path, source: Path) -> None:
-    """The submitter is told the column and what to change; a table that is missing is made."""
+    """The submitter sees the column and what to change; a table that is missing is made."""
     with sqlite3.connect(tmp_path / "shop.db") as shop:
         shop.execute("CREATE TABLE narrow (id TEXT, status INTEGER)")
     into = {**SPEC, "into": f"sqlite:///{tmp_path}/shop.db"}

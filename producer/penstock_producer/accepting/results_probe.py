@@ -35,7 +35,7 @@ class ResultsProbe:
     """Thread-safe."""
 
     def __init__(self, settings: ProducerSettings, *, one_machine: bool, remote: bool) -> None:
-        """``remote``: who submits is told nothing of the place that its operator chose."""
+        """``remote``: who submits hears nothing of the place that its operator chose."""
         self._settings = settings
         self._one_machine = one_machine
         self._remote = remote

@@ -15,7 +15,7 @@ from penstock_workers.item.outcome import Done
 from penstock_workers.settings import ProviderSettings
 
 KEPT: Final = 2_000  # (job, generation, provider, model) that are noted; one that is forgotten is just written again
-MODELS: Final = 20  # of one job, generation and provider that are told apart: a server may name another in each answer
+MODELS: Final = 20  # of one job, generation and provider that have entries of their own: a server may name another in each answer
 
 _Noted = tuple[str, int, str, str | None]
 
