@@ -30,7 +30,9 @@ class Night:
         self.jobs = JobStore(db)
         self.producer = Producer(settings or ProducerSettings(), database=db)
         self.noticed = NoticedStore(db)
-        self.schedules = Schedules(self.store, self.noticed, lambda spec: self.producer._new.accepted(spec))
+        self.schedules = Schedules(
+            self.store, self.noticed, lambda spec: self.producer._new.accepted(spec), self.producer._probe.check
+        )
         self.source = folder / "tickets.jsonl"
         self.write("first")
 

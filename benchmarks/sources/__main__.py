@@ -14,17 +14,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from importlib import metadata, util
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness.ground import ROOT, GroundError, end_in_order, folder
+from benchmarks.harness.ground import ROOT, GroundError, end_in_order, folder, tests_on_path
 from benchmarks.harness.report import median
-from benchmarks.sources.forms import FORMS
+from benchmarks.sources.forms import FORMS, POSTGRESQL
 from benchmarks.sources.one import FEED, SUBMIT
 from benchmarks.sources.peers import PEERS
 from penstock_ledger import open_database
@@ -58,13 +58,33 @@ def measure(form: str, place: Path, rows: int, rounds: int) -> Found:
     with closing(open_database(url)) as database:
         database.migrate()
     found: dict[str, list[Reading]] = {reader: [] for reader in (*OURS, *_installed(form))}
-    with bucket(rows) if form == "bucket" else nullcontext():
+    with _server(form, rows):
         kind.write(path, rows)
         for turn in range(rounds):
             for reader, readings in found.items():
                 readings.append(_read(form, reader, path, url, f"{form}-{turn}", rows))
     _remove(path)
     return found
+
+
+def _server(form: str, rows: int) -> AbstractContextManager[None]:
+    """What a form needs beside its files; its CPU is not counted."""
+    if form == "bucket":
+        return bucket(rows)
+    return postgresql() if form == "postgresql" else nullcontext()
+
+
+@contextmanager
+def postgresql() -> Iterator[None]:
+    """A server of its own; children find it by their environment."""
+    with tests_on_path():
+        servers = import_module("servers")
+    server = servers.Postgres.start()
+    try:
+        os.environ[POSTGRESQL] = server.uri
+        yield
+    finally:
+        server.stop()
 
 
 @contextmanager
@@ -142,7 +162,7 @@ def _arguments() -> argparse.Namespace:
         "--rows",
         type=int,
         default=1_000_000,
-        help="a folder and a bucket have a tenth as many files (%(default)s)",
+        help="a folder and a bucket have a tenth as many files, a table of PostgreSQL a fifth as many rows (%(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="how often each takes its turn (%(default)s)")
     return parser.parse_args()

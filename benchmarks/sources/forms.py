@@ -20,6 +20,7 @@ from benchmarks.harness.documents import doc_id
 TABLE: Final = "documents"
 BUCKET: Final = "documents"
 PREFIX: Final = "texts/"
+POSTGRESQL: Final = "BENCH_POSTGRESQL_URL"  # the variable that holds where a server's table is
 BATCH: Final = 10_000  # rows of one row group of Parquet, and of one call of executemany
 _TEXTS: Final = 997  # different ones, further apart in a file than gzip looks back
 _WORDS: Final = (
@@ -33,7 +34,7 @@ Record = dict[str, Any]
 
 
 class Form(NamedTuple):
-    """``share``: one file of a folder, or object, for so many rows of the other forms."""
+    """``share``: one file of a folder, object, or row of a server's table for so many rows of the other forms."""
 
     write: Callable[[Path, int], None]
     name: str  # below the folder of a run; objects are not there
@@ -88,6 +89,17 @@ def _write_table(path: Path, rows: int) -> None:
             database.commit()
 
 
+def _write_postgresql(_: Path, rows: int) -> None:
+    import psycopg
+
+    with psycopg.connect(os.environ[POSTGRESQL]) as database, database.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE {TABLE} (id TEXT PRIMARY KEY, text TEXT, kind TEXT, score DOUBLE PRECISION)")
+        with cursor.copy(f"COPY {TABLE} ({', '.join(COLUMNS)}) FROM STDIN") as copy:
+            for record in records(rows):
+                copy.write_row([record[name] for name in COLUMNS])
+        cursor.execute(f"ANALYZE {TABLE}")
+
+
 def _write_folder(path: Path, rows: int) -> None:
     path.mkdir()
     for record in records(rows):
@@ -110,6 +122,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "csv": Form(_write_csv, "documents.csv"),
     "parquet": Form(_write_parquet, "documents.parquet"),
     "table": Form(_write_table, "documents.db"),
+    "postgresql": Form(_write_postgresql, "postgresql", 5),
     "folder": Form(_write_folder, "documents", 10),
     "bucket": Form(_write_nothing, "objects", 10),
 }

@@ -16,7 +16,11 @@ from benchmarks.sources.peers import PEERS
 
 SUBMIT: Final = "penstock, submit"
 FEED: Final = "penstock, feed"
-OWN_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"parquet": ("pyarrow.parquet",), "bucket": ("boto3",)}
+OWN_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "parquet": ("pyarrow.parquet",),
+    "bucket": ("boto3",),
+    "postgresql": ("psycopg",),
+}
 
 
 def count(form: str, reader: str, path: Path, url: str, job_key: str) -> int:

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.sources.forms import BUCKET, PREFIX, TABLE
+from benchmarks.sources.forms import BUCKET, POSTGRESQL, PREFIX, TABLE
 from penstock_ledger import JobStore, open_database
 from penstock_producer import Producer
 from penstock_producer.rows import Document
@@ -48,6 +48,8 @@ def _source(form: str, path: Path) -> tuple[str, dict[str, Any]]:
     match form:
         case "table":
             return f"sqlite:///{path}", {**PROMPT, "table": TABLE}
+        case "postgresql":
+            return f"env:{POSTGRESQL}", {**PROMPT, "table": TABLE}
         case "folder":
             return f"{path}/", dict(PROMPT)
         case "bucket":

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.sources.forms import BUCKET, COLUMNS, PREFIX, TABLE
+from benchmarks.sources.forms import BUCKET, COLUMNS, POSTGRESQL, PREFIX, TABLE
 
 BATCH: Final = 5_000  # rows, as a feeder holds
 
@@ -103,10 +103,28 @@ def _sqlite_module(path: Path) -> Iterator[Record]:
             yield dict(zip(COLUMNS, row, strict=True))
 
 
+def _psycopg(_: Path) -> Iterator[Record]:
+    import psycopg
+    from psycopg.rows import dict_row
+
+    with psycopg.connect(os.environ[POSTGRESQL]) as database, database.cursor("bench", row_factory=dict_row) as cursor:
+        cursor.itersize = BATCH
+        cursor.execute(f"SELECT {', '.join(COLUMNS)} FROM {TABLE} ORDER BY id")
+        yield from cursor
+
+
+def _sqlalchemy_server(_: Path) -> Iterator[Record]:
+    return _of_url(os.environ[POSTGRESQL].replace("postgresql:", "postgresql+psycopg:", 1))
+
+
 def _sqlalchemy(path: Path) -> Iterator[Record]:
+    return _of_url(f"sqlite:///{path}")
+
+
+def _of_url(url: str) -> Iterator[Record]:
     from sqlalchemy import create_engine, text
 
-    engine = create_engine(f"sqlite:///{path}")
+    engine = create_engine(url)
     with engine.connect().execution_options(yield_per=BATCH) as connection:
         found = connection.execute(text(f"SELECT {', '.join(COLUMNS)} FROM {TABLE} ORDER BY id"))
         yield from map(dict, found.mappings())
@@ -158,6 +176,10 @@ PEERS: Final[Mapping[str, Mapping[str, Peer]]] = {
     "table": {
         "sqlite3": Peer(_sqlite_module),
         "sqlalchemy": Peer(_sqlalchemy, ("sqlalchemy",)),
+    },
+    "postgresql": {
+        "psycopg": Peer(_psycopg, ("psycopg",)),
+        "sqlalchemy": Peer(_sqlalchemy_server, ("sqlalchemy", "psycopg")),
     },
     "folder": {
         "open each": Peer(_open_each),

@@ -145,6 +145,19 @@ def write_results(ledger: Books, job: Job, place: str) -> int:
     return write_lines(place, map(output_line, ledger.outcomes.results(job.job_id)))
 
 
+def write_with_provenance(ledger: Books, job: Job, place: str) -> int:
+    """The same, each line with what made its result. Raises SinkError."""
+    from penstock_ledger import Provenance, made_by
+    from penstock_producer.outputs import provenance_line
+
+    entries = Provenance(ledger.database).in_use(job.job_id)
+    lines = (
+        provenance_line(result, made_by(entries, result.key.generation, result.model, at), job.digest)
+        for result, at in ledger.outcomes.timed_results(job.job_id)
+    )
+    return write_lines(place, lines)
+
+
 def write_errors(ledger: Books, job: Job, place: str, *, reason: str | None = None) -> int:
     """Write the dead letters of a job as error lines into one file; returns how many. Raises SinkError."""
     from penstock_producer.outputs import error_line

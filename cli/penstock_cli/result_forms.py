@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.files import STDOUT, folder_and_name, is_remote, s3_endpoint, write_lines, write_results
+from penstock_cli.files import (
+    STDOUT,
+    folder_and_name,
+    is_remote,
+    s3_endpoint,
+    write_lines,
+    write_results,
+    write_with_provenance,
+)
 from penstock_cli.show.text import count
 
 if TYPE_CHECKING:
@@ -35,20 +43,33 @@ class Asked:
     into: str | None
     table: str | None
     id_column: str
+    provenance: bool = False
 
 
 def write(ledger: Books, job: Job, asked: Asked) -> str:
     """Write them; returns what to tell. Raises UsageProblem, SinkError, PlaceLost and ContentError."""
     if asked.into is not None or asked.table is not None:
+        if asked.provenance:
+            raise UsageProblem("--provenance goes with JSON lines: leave it out, or --into and --table")
         return _into(ledger, job, asked)
     if asked.output is None:
         raise UsageProblem("say where the results go: -o FILE, or --into URL --table T")
     form = _form(asked, asked.output)
+    if asked.provenance:
+        return _with_provenance(ledger, job, asked, asked.output, form)
     if asked.partial:
         return _appended(ledger, job, asked, asked.output, form)
     if asked.after is None and form == LINES:
         return f"{count(write_results(ledger, job, asked.output))} results in {asked.output}"
     return _written(ledger, job, asked, asked.output, form)
+
+
+def _with_provenance(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> str:
+    if form != LINES or asked.partial or asked.after is not None:
+        raise UsageProblem(
+            "--provenance goes with all results as JSON lines: leave out --partial and --after, name a .jsonl"
+        )
+    return f"{count(write_with_provenance(ledger, job, output))} results in {output}"
 
 
 def _form(asked: Asked, output: str) -> str:

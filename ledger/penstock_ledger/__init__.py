@@ -124,8 +124,11 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.noticed import NoticedFile as NoticedFile
     from penstock_ledger.stores.noticed import NoticedStore as NoticedStore
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
+    from penstock_ledger.stores.provenance import RENOTED_S as RENOTED_S
+    from penstock_ledger.stores.provenance import InUse as InUse
     from penstock_ledger.stores.provenance import MadeWith as MadeWith
     from penstock_ledger.stores.provenance import Provenance as Provenance
+    from penstock_ledger.stores.provenance import made_by as made_by
     from penstock_ledger.stores.provider_batches import ProviderBatchStore as ProviderBatchStore
     from penstock_ledger.stores.purge import purge_job as purge_job
     from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
@@ -158,7 +161,7 @@ else:
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
             "penstock_ledger.stores.batch_remainders": "RemainderStore",
-            "penstock_ledger.stores.provenance": "MadeWith Provenance",
+            "penstock_ledger.stores.provenance": "InUse MadeWith Provenance RENOTED_S made_by",
             "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
             "penstock_ledger.provider_batch": (
                 "BatchesOpen BatchState BatchSum NewProviderBatch ProviderBatch Remainder Waiting"

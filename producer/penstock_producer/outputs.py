@@ -8,13 +8,14 @@ without dead letters must not look alike.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import orjson
 
+from penstock_ledger import MadeWith
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.storage import Writer, open_sink
 
@@ -25,6 +26,7 @@ __all__ = [
     "error_line",
     "output_line",
     "probe_sink",
+    "provenance_line",
     "write_errors",
     "write_outputs",
 ]
@@ -61,7 +63,7 @@ class WrittenFiles:
 def write_outputs(
     outcomes: Outcomes, job_id: str, destination: str | Path, *, s3_endpoint_url: str | None = None
 ) -> WrittenFiles:
-    """Write `output.jsonl` and `errors.jsonl` into a folder or `s3://bucket/prefix`. Raises SinkError.
+    """Write `output.jsonl` and `errors.jsonl` into a folder or a prefix of a bucket. Raises SinkError.
 
     Both files appear when both are complete; until then, and after a failure, what was there before stays.
     """
@@ -108,6 +110,17 @@ def output_line(result: Result) -> bytes:
     if result.reason is None:
         return _line(result.key, response=response, error=None)
     return _line(result.key, response=response, error=None, penstock={"cached": True, "from": result.reason})
+
+
+def provenance_line(result: Result, made_with: Sequence[MadeWith], spec_digest: str) -> bytes:
+    """The same line with what made it, under `penstock`: a list of one combination, of more where the fleet was changed at that
+    moment, and of none for an answer that another request was given."""
+    more: dict[str, Any] = {"spec_digest": spec_digest, "model": result.model}
+    if result.reason is not None:
+        more |= {"cached": True, "from": result.reason}
+    more["made_with"] = [] if result.reason is not None else [one._asdict() for one in made_with]
+    response = _response(result.status_code, result.request_id, orjson.Fragment(_one_line(result.body)))
+    return _line(result.key, response=response, error=None, penstock=more)
 
 
 def error_line(letter: DeadLetter) -> bytes:

@@ -27,6 +27,7 @@ from penstock_ledger.vectors import Vectors
 from penstock_producer.accepting.acceptance import check_acceptable
 from penstock_producer.accepting.borders import Borders
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS, NewJobs
+from penstock_producer.accepting.results_probe import ResultsProbe
 from penstock_producer.accepting.same_job import digest_of
 from penstock_producer.accepting.survey import survey
 from penstock_producer.documents import DocumentChecker
@@ -96,6 +97,7 @@ class Producer:
         self._jobs = JobStore(self._database)
         self._outcomes = OutcomeStore(self._database)
         self._new = NewJobs(self._database, self._jobs, self._settings, borders)
+        self._probe = ResultsProbe(self._settings, one_machine=self._database.is_sqlite, remote=borders is not None)
         self._open: weakref.WeakSet[OpenJob] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
@@ -118,7 +120,9 @@ class Producer:
     @property
     def schedules(self) -> Schedules:
         """Jobs that start themselves."""
-        return Schedules(ScheduleStore(self._database), NoticedStore(self._database), self._new.accepted)
+        return Schedules(
+            ScheduleStore(self._database), NoticedStore(self._database), self._new.accepted, self._probe.check
+        )
 
     def submit(
         self,
@@ -133,9 +137,9 @@ class Producer:
         """Accept every document of ``source`` (a path, an `s3://` URI, a database's URL) as one job.
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
-        another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``) and
-        TooManyBadRows; nothing is accepted then. ``progress`` is called now and then with the number of rows read, and
-        ``started_by`` is kept with the job: schedules name themselves there.
+        another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``),
+        TooManyBadRows, and SinkError where its results could not be written; nothing is accepted then. ``progress`` is
+        called now and then with the number of rows read, and ``started_by`` is kept with the job, where schedules say their name.
         """
         spec = self._new.accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here
@@ -153,6 +157,7 @@ class Producer:
             and unchanged(known.source, source, self._settings, ended=known.state.final)
         ):
             return self._new.create(spec, known.source, known.total, job_key, started_by=started_by)
+        self._probe.check(spec)
         found = survey(opened, spec, progress)
         return self._new.create_surveyed(spec, found, job_key, key_pages(opened), started_by=started_by)
 
@@ -176,6 +181,7 @@ class Producer:
         opened, unsettled = open_new_files(source, spec, self._settings, taken, among=among, timeout_s=timeout_s)
         if opened is None:
             return None, unsettled
+        self._probe.check(spec)
         found = survey(opened, spec)
         files = TakenFiles(str(started_by["schedule_id"]), taken_by(found.pin))
         return self._new.create_surveyed(spec, found, job_key, started_by=started_by, taken=files), unsettled
@@ -204,6 +210,7 @@ class Producer:
         spec = self._new.accepted(spec)
         source = self.outcomes_source(job, spec, where=where, after_generation=after_generation)
         pin = source.pin()
+        self._probe.check(spec)
         try:
             surveyed = survey(source, spec, progress)
         except SourceError as error:
@@ -237,9 +244,11 @@ class Producer:
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
 
-        Raises SpecError and JobConflict.
+        Raises SpecError, JobConflict, and SinkError where its results could not be written.
         """
         spec = self._new.accepted(spec)
+        if self._new.known(job_key) is None:
+            self._probe.check(spec)
         job = self._new.create(spec, SPOOL_PIN, None, job_key, feed_kind=FeedKind.SPOOL)
         opened = OpenJob(job, spec, Spool(self._database), self._jobs, *self._limits)
         self._open.add(opened)

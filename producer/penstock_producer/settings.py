@@ -49,7 +49,11 @@ class ProducerSettings(BaseSettings):
     database_pool: Annotated[int, Field(ge=2, le=100)] | None = None
     database_statement_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # 0 = none
     database_lock_timeout_s: Annotated[float, Field(ge=0, le=600)] = 10.0  # below the above; 0 = none
-    results_url: str | None = None  # folder or s3://bucket/prefix that gets each finished job's files; None = none
+    results_url: str | None = (
+        None  # folder or s3://bucket/prefix (gs://, az://) for each finished job's files; None = none
+    )
+    # Seconds for which a submit tries results_url, and the job's table, before it accepts the job; 0 = not at all.
+    results_probe_s: Annotated[float, Field(ge=0, le=300)] = 15.0
     # Of a database whose table is a source: how long it may take for one part of the answer; 0 = without end.
     source_query_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
     # Buckets only: results as part objects while a job runs, which go when it ends, or stay. Needs to read, list and delete.

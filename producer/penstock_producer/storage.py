@@ -1,4 +1,4 @@
-"""Where output files go: a folder, or a prefix of an S3 bucket. A file appears whole or not at all."""
+"""Where output files go: a folder, or a prefix of a bucket. A file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.bucket.client import Bucket, s3_client
-from penstock_producer.bucket.writer import ObjectWriter
+from penstock_producer.bucket.connect import STORES
+from penstock_producer.bucket.place import PROBE_NAME, Place
+from penstock_producer.bucket.stores import open_place
+from penstock_producer.bucket.writers import writer_of
 from penstock_producer.errors import SinkError, seen
 
-__all__ = ["bucket_at", "check_destination", "open_sink", "read_object"]
+__all__ = ["bucket_at", "check_destination", "open_sink", "probe_parts", "read_object"]
 
 FOLDER_BUFFER_BYTES = 1024 * 1024
-PROBE_NAME = "penstock-probe"
 
 
 class Writer(Protocol):
@@ -52,13 +54,15 @@ def check_destination(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.path.startswith("/") and parts.netloc in ("", "localhost"):
         raise ValueError(f"{seen(text)} is not a place for outputs; write the folder alone: {unquote(parts.path)}")
-    if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
-        raise ValueError(f"{seen(text)} is not a place for outputs; give a folder or s3://bucket/prefix")
+    if parts.scheme not in ("s3", *STORES) or not parts.netloc or parts.query or parts.fragment:
+        raise ValueError(
+            f"{seen(text)} is not a place for outputs; give a folder or s3://bucket/prefix, or one of gs:// or az://"
+        )
     return text
 
 
 def open_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -> Sink:
-    """The sink for a folder or `s3://bucket/prefix`. Raises SinkError for anything else."""
+    """The sink for a folder or a prefix of a bucket. Raises SinkError for anything else."""
     text = str(destination)
     try:
         check_destination(text)
@@ -66,14 +70,24 @@ def open_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) ->
         raise SinkError(str(error)) from None
     if "://" not in text:
         return FolderSink(Path(text))
-    parts = urlsplit(text)
-    return S3Sink(parts.netloc, unquote(parts.path).strip("/"), s3_client(s3_endpoint_url))
+    return BucketSink(bucket_at(text, s3_endpoint_url=s3_endpoint_url))
 
 
-def bucket_at(destination: str, *, s3_endpoint_url: str | None = None) -> Bucket:
-    """The place that `s3://bucket/prefix` names. Raises SinkError where boto3 is missing."""
+def bucket_at(destination: str, *, s3_endpoint_url: str | None = None) -> Place:
+    """The place that `s3://bucket/prefix` names, or one of gs:// or az://. Raises SinkError where its package is missing."""
     parts = urlsplit(destination)
-    return Bucket(s3_client(s3_endpoint_url), parts.netloc, unquote(parts.path).strip("/"))
+    prefix = unquote(parts.path).strip("/")
+    if parts.scheme in STORES:
+        return open_place(parts.scheme, parts.netloc, prefix)
+    return Bucket(s3_client(s3_endpoint_url), parts.netloc, prefix)
+
+
+def probe_parts(destination: str, *, s3_endpoint_url: str | None = None) -> bool:
+    """What parts of results need beyond writing: to read, list and delete. Whether writes are conditional. Raises SinkError."""
+    place = bucket_at(destination, s3_endpoint_url=s3_endpoint_url)
+    place.head(PROBE_NAME)
+    next(place.names(f"{PROBE_NAME}/"), None)
+    return place.takes_conditions()
 
 
 class FolderSink:
@@ -131,27 +145,26 @@ class FileWriter:
         self._part.unlink(missing_ok=True)
 
 
-class S3Sink:
+class BucketSink:
     """Objects under a prefix."""
 
-    def __init__(self, bucket: str, prefix: str, client: Any) -> None:
-        self._bucket = Bucket(client, bucket, prefix)
+    def __init__(self, place: Place) -> None:
+        self._place = place
 
     def create(self, name: str) -> Writer:
-        return ObjectWriter(self._bucket, name)
+        return writer_of(self._place, name)
 
     def probe(self) -> None:
-        """Start an upload and abort it: needs the same right as writing, and makes no object."""
-        writer = ObjectWriter(self._bucket, PROBE_NAME)
-        writer.begin()
-        writer.discard()
+        writer_of(self._place, PROBE_NAME).probe()
 
 
 def read_object(uri: str, limit: int, *, s3_endpoint_url: str | None = None) -> bytes | None:
     """At most ``limit`` bytes of a small object; None when there is none, or when only writing is allowed."""
+    parts = urlsplit(uri)
+    if parts.scheme in STORES:
+        return _read_small(uri, limit)
     import botocore.exceptions
 
-    parts = urlsplit(uri)
     client = s3_client(s3_endpoint_url)
     try:
         answer = client.get_object(
@@ -160,6 +173,14 @@ def read_object(uri: str, limit: int, *, s3_endpoint_url: str | None = None) -> 
         return bytes(answer["Body"].read(limit))
     except botocore.exceptions.ClientError:
         return None
+
+
+def _read_small(uri: str, limit: int) -> bytes | None:
+    folder, _, name = uri.rpartition("/")
+    with contextlib.suppress(SinkError):
+        found = bucket_at(folder).read(unquote(name))
+        return None if found is None else found[0][:limit]
+    return None
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ INTERNAL_SURFACE = {
     "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "sql.postgres", "vectors"},
     "penstock_producer": {
         "accepting.acceptance", "accepting.borders", "accepting.estimates", "accepting.hook_paths", "accepting.survey",
-        "bucket.client", "errors", "feed.feeder", "feed.feeder_plan", "feed.leased_feed", "feed.queues", "feed.repair",
+        "bucket.place", "errors", "feed.feeder", "feed.feeder_plan", "feed.leased_feed", "feed.queues", "feed.repair",
         "feed.routes", "feed.served", "feed.tracing", "feed.wire", "job.durations", "job.endpoints", "job.fallback",
         "job.lanes", "job.model_schema", "job.options", "job.repeats", "job.run_options", "job.sinks", "job.spec",
         "jobfile", "outputs", "parts.growing", "pins", "prices.spent_budget", "prices.token_prices", "refusals", "rows",

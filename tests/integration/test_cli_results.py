@@ -200,7 +200,7 @@ def test_flags_that_contradict_are_refused(house: House, flags: tuple[str, ...],
 
 
 def test_arrow_tables_in_python(house: House) -> None:
-    """The same rows as batches for pyarrow, polars and DuckDB, also while the job runs."""
+    """The same rows as batches for pyarrow, pandas, polars and DuckDB, also while the job runs."""
     pytest.importorskip("pyarrow")
     polars = pytest.importorskip("polars")
     house.settle("m", dead="x")
@@ -210,6 +210,10 @@ def test_arrow_tables_in_python(house: House) -> None:
     reader = house.producer.record_batches("night")
     assert duckdb.from_arrow(reader).aggregate("count(*), count(error_code)").fetchall() == [(2, 1)]
     assert frame.filter(polars.col("status") == "succeeded")["text"].to_list() == ["=hi"]
+    pytest.importorskip("pandas")
+    rows = house.producer.record_batches("night").read_pandas()
+    assert rows[rows["status"] == "succeeded"][["id", "text"]].to_numpy().tolist() == [["m", "=hi"]]
+    assert rows.set_index("id").loc["x", "status"] == "failed"
 
 
 def test_outcomes_as_a_stream_in_python(house: House) -> None:

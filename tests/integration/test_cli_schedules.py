@@ -80,6 +80,24 @@ def test_a_schedule_is_added_and_fires(terminal: Terminal) -> None:
     assert shown["source"] == {"source": str(terminal.folder / "tickets.jsonl")}
 
 
+def test_a_schedule_is_added_by_a_job_spec_file(terminal: Terminal) -> None:
+    """The file says source and spec, a flag overrides it, and the source counts from the file's own folder."""
+    (terminal.folder / "jobs").mkdir()
+    (terminal.folder / "jobs/tickets.jsonl").write_text('{"id": 1, "text": "hello"}\n')
+    (terminal.folder / "jobs/nightly.yaml").write_text(
+        'source: tickets.jsonl\nprompt: "Sum up: {text}"\nmodel: small\nmax_attempts: 3\n'
+    )
+    added = terminal.type("schedule", "add", "0 1 * * *", "jobs/nightly.yaml", "--name", "nightly", "--model", "big")
+    assert added.startswith("nightly starts at ")
+    shown = json.loads(terminal.type("schedule", "list", "nightly", "--json"))
+    assert (shown["spec"]["model"], shown["spec"]["max_attempts"]) == ("big", 3)
+    assert shown["source"] == {"source": str(terminal.folder / "jobs/tickets.jsonl")}
+    terminal.let_its_time_come()
+    terminal.turn_control()
+    shown = json.loads(terminal.type("schedule", "list", "nightly", "--json"))
+    assert (shown["firings"][0]["outcome"], bool(shown["firings"][0]["job_id"])) == ("started", True)
+
+
 def test_a_watched_folder_is_added_and_shown(terminal: Terminal) -> None:
     """Typed without its whole path: the list says what is watched, and that nothing new was there."""
     (terminal.folder / "in").mkdir()

@@ -45,7 +45,8 @@ class House:
         self.settings = WorkerSettings(redis_url=redis_server.url, database_url=url, **settings)
         self.database = open_database(url)
         self.database.migrate()
-        self.producer = Producer(ProducerSettings(database_url=url, results_url=self.settings.results_url))
+        place = self.settings.results_url
+        self.producer = Producer(ProducerSettings(database_url=url, results_url=place, results_probe_s=0))
         self.hot = RedisLedger(redis_server.client(), Meta(self.database).epoch())
         self.jobs, self.outcomes = JobStore(self.database), OutcomeStore(self.database)
         self.control = Control(self.settings, self.database, self.hot, owner="test")

@@ -20,8 +20,11 @@ from typing import Any
 import pytest
 from celery_worker import Fleet, fleet_on, until
 from servers import RedisServer, free_port
+from sqlalchemy import update
 
 from penstock_ledger import keys
+from penstock_ledger.sql.tables import schedules
+from penstock_producer import Producer
 
 LOGIN = "me:open-sesame"
 REDIS_PASSWORD = "r3d1s-s3cret"
@@ -253,6 +256,37 @@ def hears_of_new(watched: Watched) -> bool:
     (name,) = watched.fleet.publish(1, first=20_000 + len(watched.fleet.runs()))
     time.sleep(0.3)
     return name in watched.flower.tasks()
+
+
+def test_what_schedules_start_is_shown(watched: Watched, tmp_path: Path) -> None:
+    """A time that a real worker's control loop has decided is a task, with the job's key and what came of it, as beat's are."""
+    settings = {
+        "PENSTOCK_REDIS_URL": watched.url, "PENSTOCK_DATABASE_URL": f"sqlite:///{tmp_path}/ledger.db",
+        "OPENAI_API_KEY": "none",
+    }  # fmt: skip
+    (tmp_path / "tickets.jsonl").write_text('{"id": 1, "text": "a patient"}\n')
+    due = (time.time() // 60 - 1) * 60
+    with Producer(database_url=settings["PENSTOCK_DATABASE_URL"]) as producer:
+        producer.schedules.add("nightly", "* * * * *", tmp_path / "tickets.jsonl", {"prompt": "{text}", "model": "m"})
+        producer._database.write(lambda connection: connection.execute(update(schedules).values(next_at=due)))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    command = [sys.executable, "-m", "penstock_cli", "worker", "--lane", "batch", "--name", "leads"]
+    log = tmp_path / "worker.log"
+    with log.open("wb") as out:
+        worker = subprocess.Popen(command, env=kept | settings, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path)
+    try:
+        until(lambda: bool(fired(watched.flower)), 40, log.read_text)
+        task = fired(watched.flower)[0]
+        assert (task["state"], task["kwargs"]) == ("SUCCESS", "{'schedule': 'nightly'}")
+        assert "started job_" in task["result"]
+        assert "patient" not in json.dumps(task)
+    finally:
+        worker.terminate()
+        worker.wait(30)
+
+
+def fired(flower: Flower) -> list[dict[str, Any]]:
+    return [task for name, task in flower.tasks().items() if name.startswith("nightly@") and task["state"] == "SUCCESS"]
 
 
 def test_ends_with_zero_while_redis_is_away(own_redis: RedisServer, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from penstock_ledger import (
     Spool,
     SpoolConflict,
     Vectors,
+    made_by,
     open_database,
     purge_job,
 )
@@ -728,6 +729,27 @@ def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) 
     for _ in range(2):
         store.note([("job-a", second), ("job-a", first), ("job_a", other)])
     assert store.of("job-a") == [first, second]
+    assert all(one.last is not None and one.last >= one.since for one in store.in_use("job-a"))
     jobs.set_state("job-a", JobState.CANCELLED, reason=None, expect={JobState.RUNNING})
     purge_job(db, "job-a")
     assert (store.of("job-a"), store.of("job_a")) == ([], [other])
+
+
+def test_one_result_says_what_made_it(db: Database, jobs: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among the combinations of its generation the model and the time choose; both are named where the fleet was changed then."""
+    before, after = (MadeWith(1, "api", "default", release, "", 1.0, 1.0, model="small") for release in ("1.0", "1.1"))
+    dear = MadeWith(1, "api", "dear", "1.0", "", 9.0, 9.0, model="big")
+    old = MadeWith(2, "api", "default", "0.9", "")
+    jobs.create(new_job("job-a"), [])
+    store = Provenance(db)
+    for now, made in ((1_000, before), (1_000, dear), (1_060, before), (1_120, after), (1_600, after), (2_000, old)):
+        monkeypatch.setattr("penstock_ledger.stores.provenance.time.time", float(now).__pos__)
+        store.note([("job-a", made)])
+    entries = store.in_use("job-a")
+    assert made_by(entries, 1, "small", 1_030) == [before]
+    assert made_by(entries, 1, "small", 1_118) == [before, after]
+    assert made_by(entries, 1, "small", 1_500) == [after]
+    assert made_by(entries, 1, "big", 1_030) == [dear]
+    assert made_by(entries, 2, "any", 2_010) == [old]
+    assert made_by(entries, 2, "any", 9_000) == [old], "the nearest that is known"
+    assert made_by(entries, 3, "small", 1_030) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import sys
@@ -28,8 +29,8 @@ class Bucket:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def put(self, key: str, content: bytes) -> None:
-        self._client.put_object(Bucket="gsdocs", Key=key, Body=content, ACL="public-read")
+    def put(self, key: str, content: bytes, **how: str) -> None:
+        self._client.put_object(Bucket="gsdocs", Key=key, Body=content, ACL="public-read", **how)
 
     def remove(self, key: str) -> None:
         self._client.delete_object(Bucket="gsdocs", Key=key)
@@ -105,6 +106,17 @@ def test_a_service_without_conditions_is_held_to_its_answer(bucket: Bucket, monk
     monkeypatch.setattr(obstore, "get", ignoring)
     with pytest.raises(SourceChanged):
         list(open_source(pin, SPEC).documents({}))
+
+
+def test_an_object_that_says_it_is_encoded_is_refused(bucket: Bucket) -> None:
+    """Whether that is so or not: what is unpacked on its way has other sizes and places than those listed."""
+    packed = gzip.compress(jsonl(3))
+    for key, content in {"plain.jsonl": jsonl(3), "packed.jsonl": packed, "packed.jsonl.gz": packed}.items():
+        bucket.put(key, content, ContentEncoding="gzip")
+        with pytest.raises(SourceError, match=r"content_encoding: .*--clear-content-encoding"):
+            survey(open_source(f"gs://gsdocs/{key}", SPEC), SPEC)
+    bucket.put("fine.jsonl.gz", packed)
+    assert survey(open_source("gs://gsdocs/fine.jsonl.gz", SPEC), SPEC).total == 3
 
 
 def test_a_prefix_of_rows_and_a_prefix_of_texts(bucket: Bucket) -> None:

@@ -6,8 +6,11 @@ import gzip
 import io
 import json
 import sys
+import threading
+import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -160,6 +163,116 @@ def test_a_prefix_of_texts_is_a_document_each(
         list(source.documents({}))
     with pytest.raises(SourceChanged):
         source.fetch(documents[15].position)
+
+
+def test_what_an_object_says_of_its_encoding_changes_nothing(client: Any, settings: ProducerSettings) -> None:
+    """S3 and boto3 leave the bytes as they are stored: a plain object that says gzip is read, a packed one by its name."""
+    rows = b'{"id": "a", "text": "b"}\n'
+    packed = gzip.compress(rows)
+    for key, content in {"lies.jsonl": rows, "says.jsonl.gz": packed, "named.jsonl": packed}.items():
+        client.put_object(Bucket="docs", Key=key, Body=content, ContentEncoding="gzip")
+    for key in ("lies.jsonl", "says.jsonl.gz"):
+        found = survey(open_source(f"s3://docs/{key}", SPEC, settings), SPEC)
+        pin = json.loads(json.dumps(found.pin))
+        assert [row.doc_id for row in open_source(pin, SPEC, settings).documents({})] == ["a"]
+    with pytest.raises(SourceError, match=r"named\.jsonl is gzip, not JSON Lines; let its name end in .gz"):
+        survey(open_source("s3://docs/named.jsonl", SPEC, settings), SPEC)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (403, "S3 answered 403 .*check the name and the rights"),
+        (301, "S3 sends each request elsewhere .*check the endpoint and the region"),
+    ],
+)
+def test_rights_that_end_in_the_middle_of_a_job_pause_it(
+    client: Any, settings: ProducerSettings, monkeypatch: pytest.MonkeyPatch, status: int, said: str
+) -> None:
+    """After some documents the store refuses, or sends us elsewhere: what can be put right, for feeder and worker alike."""
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 200)
+    rows = b"".join(json.dumps({"id": f"d{number}", "text": "t"}).encode() + b"\n" for number in range(50))
+    client.put_object(Bucket="docs", Key="long.jsonl", Body=rows)
+    pin = survey(open_source("s3://docs/long.jsonl", SPEC, settings), SPEC).pin
+    with Door(settings.s3_endpoint_url or "", status, after=3) as door:
+        source = open_source(pin, SPEC, ProducerSettings(s3_endpoint_url=door.url))
+        with pytest.raises(SourceUnavailable, match=said):
+            list(source.documents({}))
+        first = next(iter(open_source(pin, SPEC, settings).documents({})))
+        assert isinstance(first, Document)
+        with pytest.raises(SourceUnavailable, match=said):
+            source.fetch(first.position)
+        assert door.passed == 3
+
+
+class Door(ThreadingHTTPServer):
+    """Passes some requests on to a server, and refuses all further ones."""
+
+    daemon_threads = True
+
+    def __init__(self, behind: str, status: int, *, after: int) -> None:
+        super().__init__(("127.0.0.1", 0), Passes)
+        self.behind, self.status, self.after, self.passed = behind, status, after, 0
+        self._thread = threading.Thread(target=self.serve_forever, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+class Passes(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        door = self.server
+        assert isinstance(door, Door)
+        if door.passed == door.after:
+            self._answer(door.status, {"location": door.behind + self.path}, b"<Error><Code>Refused</Code></Error>")
+            return
+        door.passed += 1
+        request = urllib.request.Request(door.behind + self.path, headers=dict(self.headers))
+        with urllib.request.urlopen(request) as answer:
+            self._answer(answer.status, {"etag": answer.headers["etag"]}, answer.read())
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "content-length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None: ...
+
+
+def test_a_prefix_of_pictures_is_a_document_each(client: Any, settings: ProducerSettings) -> None:
+    """Objects are known by their first bytes, and a replaced one is never sent."""
+    picture = b"\x89PNG\r\n\x1a\n" + bytes(200)
+    for key, content in {"1": picture, "2.png": picture, "3.txt": b"notes"}.items():
+        client.put_object(Bucket="docs", Key=f"photos/{key}", Body=content)
+    spec = JobSpec(model="m", prompt="{name}: {bytes}", max_bad_rows=1)
+    found = survey(open_source("s3://docs/photos/", spec, settings), spec)
+    assert [(refusal.doc_id, refusal.row.code) for refusal in found.refused] == [("3.txt", "media_invalid")]
+    source = open_source(json.loads(json.dumps(found.pin)), spec, settings)
+    first, second, _ = source.documents({})
+    assert isinstance(first, Document)
+    assert isinstance(second, Document)
+    assert b"data:image/png;base64," in second.body
+    assert source.fetch(second.position).body == second.body
+    client.put_object(Bucket="docs", Key="photos/2.png", Body=picture[::-1])
+    with pytest.raises(SourceChanged):
+        source.fetch(second.position)
 
 
 def test_a_machine_without_boto3_pauses_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ from penstock_ledger import (
     purge_job,
 )
 from penstock_ledger.stores import schedules as schedule_store
-from penstock_producer import ScheduleError, SpecError
+from penstock_producer import ProducerSettings, ScheduleError, SpecError
+from penstock_producer.errors import SinkError
 from penstock_producer.schedules.marks import started_by
 from penstock_workers.control.schedules import starts
 from penstock_workers.control.schedules.schedule_steps import HOLD_S, RETRY_S, TRIES_MAX, WAIT_S
@@ -410,3 +411,29 @@ def test_schedules_are_counted_by_their_states(night: Night) -> None:
     assert night.store.states(300) == {"active": 2, "late": 0, "paused": 1}
     night.now = ONE + 301
     assert night.store.states(300) == {"active": 0, "late": 2, "paused": 1}
+
+
+def test_a_place_for_results_is_tried_at_each_time(tmp_path: Path) -> None:
+    """What was good when the schedule was added and is gone at its time: no job, some tries, and the reason in its list."""
+    place = tmp_path / "results"
+    database = open_database(f"sqlite:///{tmp_path}/ledger.db", pool_size=8)
+    database.migrate()
+    night = Night(database, tmp_path, ProducerSettings(results_url=str(place)))
+    night.add()
+    place.rmdir()
+    place.write_text("in the way")
+    night.producer._probe._good_until = 0.0
+    control = night.control("a")
+    for nth in range(TRIES_MAX):
+        night.now = ONE + 1 + nth * RETRY_S
+        control.turn(2)
+    assert night.outcomes() == [FiringOutcome.FAILED]
+    assert "the setting results_url" in str(night.firings()[0].reason)
+    assert night.jobs.list() == []
+    with pytest.raises(SinkError, match="choose a folder that can be written"):
+        night.add("another")
+    place.unlink()
+    night.now = ONE + DAY
+    control.turn()
+    assert night.outcomes() == [FiringOutcome.FAILED, FiringOutcome.STARTED]
+    database.close()

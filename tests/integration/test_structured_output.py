@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -35,6 +37,7 @@ class Model(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.calls: Counter[str] = Counter()
+        self.parts: list[list[dict[str, Any]]] = []  # of messages that are more than a text
 
     @property
     def url(self) -> str:
@@ -44,6 +47,8 @@ class Model(ThreadingHTTPServer):
         model, messages = request["model"], request["messages"]
         self.calls[model] += 1
         text = messages[0]["content"]
+        if isinstance(text, list):
+            self.parts.append(text)
         if model == "broken":
             return 500, {"error": {"message": "it is broken"}}
         if model == "small" and LONG in text:
@@ -116,10 +121,38 @@ def test_answers_are_repaired_and_models_give_way(model: Model, tmp_path: Path) 
         assert [entry["penstock"] for entry in report["made_with"]] == [one.penstock for one in made]
         assert report["spec_digest"] == fleet.producer.status(job.job_id).job.digest
         fleet.penstock("results", job.job_id, "-o", str(tmp_path / "labels.csv"))
+        fleet.penstock("results", job.job_id, "-o", str(tmp_path / "made.jsonl"), "--provenance")
+        lines = [json.loads(line) for line in (tmp_path / "made.jsonl").read_text().splitlines()]
+        by_doc = {line["custom_id"]: line["penstock"] for line in lines}
+        for doc, (answered, paid) in {"doc-0": ("small-2026", 1.0), "doc-2": ("big-2026", 10.0)}.items():
+            (combination,) = by_doc[doc]["made_with"]
+            assert (by_doc[doc]["model"], by_doc[doc]["spec_digest"]) == (answered, report["spec_digest"])
+            assert (combination["usd_per_mtok_in"], combination["penstock"]) == (paid, made[0].penstock)
         with (tmp_path / "labels.csv").open(newline="") as file:
             rows = {row["id"]: (row["label"], row["score"]) for row in csv.DictReader(file)}
         assert rows["doc-0"] == ("small", "7")
         assert rows["doc-1"] == ("big", "7")
+        _describe_pictures(fleet, model, tmp_path / "photos")
+
+
+def _describe_pictures(fleet: Fleet, model: Model, folder: Path) -> None:
+    """A folder of pictures is a source: each goes behind the prompt to the model, small ones and those that travel by
+    reference, and what is no picture is a dead letter with its name."""
+    folder.mkdir()
+    pictures = {"a.jpg": b"\xff\xd8\xff" + bytes(100), "b/c.png": b"\x89PNG\r\n\x1a\n" + os.urandom(50_000)}
+    for name, content in (pictures | {"b/notes.doc": b"not a picture"}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    spec = {"model": "big", "prompt": "Describe {name}, of {bytes} bytes ({media_type})", "max_bad_rows": 1}
+    job = fleet.producer.submit(f"{folder}/", spec)
+    fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+    kinds = {"a.jpg": "image/jpeg", "b/c.png": "image/png"}
+    for name, content in pictures.items():
+        text = f"Describe {name.rpartition('/')[2]}, of {len(content)} bytes ({kinds[name]})"
+        url = f"data:{kinds[name]};base64,{base64.b64encode(content).decode()}"
+        assert [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}] in model.parts
+    assert {result.key.doc_id for result in fleet.producer.results(job.job_id)} == set(pictures)
+    assert [letter.key.doc_id for letter in fleet.producer.dead_letters(job.job_id)] == ["b/notes.doc"]
 
 
 def test_while_a_breaker_is_open_items_go_to_the_next_model(model: Model, tmp_path: Path) -> None:

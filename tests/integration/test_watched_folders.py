@@ -18,9 +18,10 @@ from sqlalchemy import func, select
 from penstock_ledger import FilesTaken, FiringOutcome, JobState, Schedule, open_database, purge_job
 from penstock_ledger.sql.tables import taken_files
 from penstock_ledger.stores import schedules as schedule_store
-from penstock_producer import ProducerSettings, ScheduleError
+from penstock_producer import JobSpec, ProducerSettings, ScheduleError, SourceChanged
 from penstock_producer.pins import FILES
-from penstock_producer.sources import new_files
+from penstock_producer.rows import Document
+from penstock_producer.sources import new_files, open_source
 from penstock_workers.control.schedules import of_new_files
 from penstock_workers.control.schedules.schedule_steps import HOLD_S
 from penstock_workers.control.schedules.starts import Started
@@ -90,6 +91,35 @@ def test_packed_files_and_tables_are_taken_once(watched: Watched) -> None:
     assert watched.jobs_files() == [["a.jsonl", "b.jsonl.gz", "c.csv"]]
 
 
+def test_a_folder_of_texts_is_watched(watched: Watched) -> None:
+    """Each new file is a document of the next job, whatever its name; a changed one is new again, and is read as it was
+    when its job began or not at all."""
+    spec = {"prompt": "{name}: {text}", "model": "m", "format": "text", "max_bad_rows": 1}
+    source = f"{watched.folder}/"
+    for name in ("b.txt", "a ü.note", "c.txt"):
+        watched.put(name)
+    (watched.folder / "c.txt").write_bytes(b"\xff\xfe")
+    os.utime(watched.folder / "c.txt", (1_000_000_000, 1_000_000_000))
+    watched.schedules.add("nightly", "0 1 * * *", source, spec, new_files=True, overlap=True)
+    watched.nth_night(0)
+    watched.nth_night(1)
+    watched.put("b.txt", "other words")
+    watched.nth_night(2)
+    assert watched.jobs_files() == [["a ü.note", "b.txt", "c.txt"], ["b.txt"]]
+    assert watched.outcomes() == [FiringOutcome.STARTED, FiringOutcome.NOTHING_NEW, FiringOutcome.STARTED]
+    first, second = (watched.jobs.get(f"nightly@2026-03-1{nth}T01:00Z") for nth in (0, 2))
+    assert first.total == 3
+    read = open_source(second.source, JobSpec.from_json(spec))
+    (document,) = read.documents({})
+    assert isinstance(document, Document)
+    assert document.doc_id == "b.txt"
+    assert b"other words" in document.body
+    assert list(read.documents(document.cursor)) == []
+    assert read.fetch(document.position).body == document.body
+    with pytest.raises(SourceChanged):
+        list(open_source(first.source, JobSpec.from_json(spec)).documents({}))
+
+
 def test_a_prefix_of_a_bucket_is_watched(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that come, and those that are written again; a name that a URI quotes is known again."""
     for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
@@ -106,6 +136,14 @@ def test_a_prefix_of_a_bucket_is_watched(s3_server: S3Server, tmp_path: Path, mo
             client.put_object(Bucket="watched", Key=f"in/{name}", Body=row.encode())
         night.nth_night(nth)
     assert night.jobs_files() == [["a%201.jsonl"], ["b.jsonl"], ["a%201.jsonl"]]
+    texts = {"prompt": "{text}", "model": "m", "format": "text"}
+    night.schedules.add("texts", "0 1 * * *", "s3://watched/in/", texts, new_files=True, overlap=True)
+    night.nth_night(4)
+    night.nth_night(5)
+    assert [firing.outcome for firing in night.firings("texts")] == [FiringOutcome.NOTHING_NEW, FiringOutcome.STARTED]
+    job = night.jobs.get(str(night.firings("texts")[1].job_id))
+    read = open_source(job.source, JobSpec.from_json(texts), ProducerSettings(s3_endpoint_url=s3_server.url))
+    assert [row.doc_id for row in read.documents({})] == ["a 1.jsonl", "b.jsonl"]
     database.close()
 
 
@@ -269,13 +307,10 @@ def test_what_was_taken_outlives_the_job_and_not_the_schedule(watched: Watched) 
 
 
 def test_only_places_that_files_come_to_are_watched(watched: Watched) -> None:
-    """One file, a database and a folder of texts are refused when the schedule is added; a pattern and a prefix are not."""
+    """One file and a database are refused when the schedule is added; a pattern and a prefix are not."""
     for source in (watched.source, "sqlite:///rows.db"):
         with pytest.raises(ScheduleError, match="is no folder that new files can come to"):
             watched.add(source=source, new_files=True)
-    with pytest.raises(ScheduleError, match="files of rows are watched"):
-        watched.schedules.add("texts", "0 1 * * *", "s3://b/in/", {"prompt": "{text}", "model": "m", "format": "text"},
-                              new_files=True)  # fmt: skip
     for name, source in (("prefix", "s3://bucket/in/"), ("pattern", "gs://bucket/in/*.jsonl")):
         assert watched.add(name, source=source, new_files=True).source == {"new_files": source}
 

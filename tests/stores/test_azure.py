@@ -1,4 +1,4 @@
-"""Sources on az://, against Azurite, Microsoft's own emulator (`npm install azurite`)."""
+"""Sources and results on az://, against Azurite, Microsoft's own emulator (`npm install azurite`)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,26 @@ import subprocess
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 
 import pytest
 from servers import free_port
 
+from penstock_ledger import JobStore, OutcomeStore, open_database
+from penstock_ledger.model import ItemKey, NewJob, Result
 from penstock_producer.accepting.survey import survey
-from penstock_producer.errors import SourceChanged, SourceUnavailable
+from penstock_producer.bucket import store_writer
+from penstock_producer.errors import SinkError, SinkTaken, SourceChanged, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.outputs import probe_sink, write_outputs
+from penstock_producer.parts.growing import GrowingOutput
+from penstock_producer.parts.index import RESULTS_MIN
 from penstock_producer.sources import Document, open_source
 from penstock_producer.sources.blobs import ranges, store
 from penstock_producer.sources.open import unchanged
+from penstock_producer.storage import bucket_at
+from penstock_producer.tables.reading import Lines
 
 pytestmark = pytest.mark.servers
 SPEC = JobSpec(prompt="{text}", model="m")
@@ -136,3 +145,40 @@ def test_a_prefix_of_rows_and_a_prefix_of_texts(put: Any) -> None:
     put("notes/11.txt", b"other text")
     with pytest.raises(SourceChanged):
         list(texts.documents({}))
+
+
+def test_results_go_into_a_container(put: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conditions hold, large objects go in blocks and keep what is noted of them, and parts become one object."""
+    monkeypatch.setattr(store_writer, "PART_BYTES", 300_000)
+    database = open_database(f"sqlite:///{tmp_path}/ledger.db")
+    database.migrate()
+    new = NewJob("job_1", "night", {"endpoint": "/v1/chat/completions"}, {"kind": "spool"}, "digest", None)
+    job, _ = JobStore(database).create(new)
+    outcomes = OutcomeStore(database)
+    body = json.dumps({"a": "x" * 2_000}).encode()
+    keys = [ItemKey("job_1", 1, f"d{number}") for number in range(RESULTS_MIN)]
+    outcomes.settle([Result(key, 200, body, None, "m", "stop", 1, 1, 0, 1, 1, 1) for key in keys], [])
+    probe_sink("az://docs/runs")
+    place = bucket_at("az://docs/runs/job_1")
+    assert place.takes_conditions()
+    first, second = (GrowingOutput(place, database, job, conditional=True) for _ in range(2))
+    first.grow(RESULTS_MIN)
+    parts = place.read("parts.json")
+    assert parts is not None
+    with pytest.raises(SinkTaken):
+        place.put("parts.json", b"{}", condition={"IfMatch": '"0x1"'})
+    lines = b"".join(Lines(database, job))
+    first.complete(RESULTS_MIN, keep=False)
+    whole, there = place.read("output.jsonl"), place.head("output.jsonl")
+    assert whole is not None
+    assert there is not None
+    assert whole[0] == lines
+    assert there.metadata.items() >= {"penstock-job": "job_1", "penstock-results": str(RESULTS_MIN)}.items()
+    second.complete(RESULTS_MIN, keep=False)
+    assert place.head("output.jsonl") == there
+    assert list(place.names("parts/")) == []
+    written = write_outputs(outcomes, "job_1", "az://docs/run")
+    assert (written.output, written.results) == ("az://docs/run/output.jsonl", RESULTS_MIN)
+    with pytest.raises(SinkError, match="there is no bucket 'nothing'"):
+        probe_sink("az://nothing/run")
+    database.close()

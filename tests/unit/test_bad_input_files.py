@@ -47,9 +47,9 @@ def lines(*rows: str | bytes) -> bytes:
     return GOOD + b"".join(row if isinstance(row, bytes) else row.encode() + b"\n" for row in rows)
 
 
-def table(kind: str, columns: dict[str, Any], **how: Any) -> bytes:
+def table(kind: str, columns: dict[str, Any] | pa.Table, **how: Any) -> bytes:
     file = io.BytesIO()
-    data = pa.table(columns)
+    data = pa.table(columns) if isinstance(columns, dict) else columns
     if kind == "parquet":
         pq.write_table(data, file, **how)
     else:
@@ -109,6 +109,14 @@ def encrypted() -> bytes:
 
 
 def cases() -> Iterator[Case]:
+    """TSV has every case of CSV: the same records with tabs between their values."""
+    for case in cases_of_files():
+        yield case
+        if case.name == "in.csv" and isinstance(case.content, bytes) and b";" not in case.content:
+            yield case._replace(name="in.tsv", content=case.content.replace(b",", b"\t"))
+
+
+def cases_of_files() -> Iterator[Case]:
     packed: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "zst": zstd.compress}
     yield Case(1, "in.jsonl", lines("oops"), "row invalid_json_line")
     yield Case(2, "in.jsonl", lines("[1]"), "row invalid_json_line")
@@ -118,7 +126,6 @@ def cases() -> Iterator[Case]:
         yield Case(3, "in.jsonl", batch(**{field: None}), "row missing_required_parameter", BATCH)
     yield Case(3, "in.jsonl", lines('{"text": "x"}'), "row missing_required_parameter")
     yield Case(3, "in.csv", b"key,text\na,x\n", "source missing_column")
-    yield Case(3, "in.tsv", b"key\ttext\na\tx\n", "source missing_column")
     yield Case(4, "in.jsonl", batch(url="/v1/embeddings"), "row invalid_url", BATCH)
     yield Case(5, "in.jsonl", batch(body={"model": "m"}), "row invalid_request", BATCH)
     yield Case(5, "in.jsonl", batch(body={"model": "", "messages": ["x"]}), "row invalid_request", BATCH)
@@ -223,6 +230,9 @@ def of_tables(kind: str) -> Iterator[Case]:
     yield Case(13, name, latin(kind), "row invalid_encoding")
     yield Case(14, name, cell(kind, "a\u2028b"), "fine 2")
     yield Case(15, name, cell(kind, "a\0b"), "row nul_character")
+    yield Case(
+        20, name, table(kind, pa.table([["a"], ["x"], ["y"]], names=["id", "text", "text"])), "source duplicate_column"
+    )
     for number in (float("nan"), float("-inf")):
         yield Case(17, name, table(kind, {"id": ["good", "bad"], "text": [1.0, number]}), "row invalid_number")
     for doc_id in (None, "", "x" * 513, "a\nb"):

@@ -13,9 +13,10 @@ import pytest
 from msgspec import structs
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
+from penstock_producer.bucket.client import Bucket
 from penstock_producer.errors import SinkError
 from penstock_producer.outputs import error_line, output_line, probe_sink, write_outputs
-from penstock_producer.storage import S3Sink, open_sink
+from penstock_producer.storage import BucketSink, open_sink
 
 BODY = b'{"id": "x",\r\n  "choices": [{"message": {"content": "a\\nb \xe2\x80\xa8 c"}}]}'
 
@@ -158,9 +159,12 @@ def test_a_folder_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -
     assert list((tmp_path / "fresh").iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["gs://bucket/out", "s3://", "s3:///key", "https://host/out", "s3://bucket/out?x=1"])
+@pytest.mark.parametrize(
+    "place",
+    ["ftp://bucket/out", "gs://", "az://box/out?x=1", "s3://", "s3:///key", "https://host/out", "s3://bucket/out?x=1"],
+)
 def test_an_unknown_place_is_refused(place: str) -> None:
-    """Only folders and s3:// are places for outputs, and the message says so."""
+    """Only folders and prefixes of buckets are places for outputs, and the message says so."""
     with pytest.raises(SinkError, match="give a folder or s3://bucket/prefix"):
         open_sink(place)
 
@@ -191,4 +195,4 @@ class RefusingClient:
 def test_a_bucket_that_refuses_is_explained(code: str, told: str) -> None:
     """What S3 answers is put in terms of what to do."""
     with pytest.raises(SinkError, match=told):
-        S3Sink("bucket", "out", RefusingClient(code)).probe()
+        BucketSink(Bucket(RefusingClient(code), "bucket", "out")).probe()

@@ -19,6 +19,8 @@ from penstock_producer.errors import SourceError, SpecError
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
+from penstock_producer.sources.blobs.local import LocalFile
+from penstock_producer.sources.readers.file_format import format_of
 
 SPEC = JobSpec(prompt="{text}", model="m")
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12) | st.text('",;\t\r\n a', max_size=12)
@@ -163,6 +165,39 @@ def test_utf_16_is_named_with_the_command(tmp_path: Path) -> None:
 def test_other_delimiters_are_found_in_the_header(tmp_path: Path, delimiter: str) -> None:
     """Where no comma splits the header, the delimiter that does is the file's."""
     assert asked(only(write(tmp_path, f'"id"{delimiter}text\na{delimiter}"x,y"\n'))) == "x,y"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("id,text\na,x\n", "x"),
+        ('id,text\na,"two\nlines, one text"\nb,c', "two\nlines, one text"),
+        ("id\ttext, more\ttext\na\tb\tc\n", None),
+        ("id\ttext\na\tb,c\n", "b,c"),
+        ("id;text\r\na;b,c\r\n", "b,c"),
+        ("\ufeffid|text\na|b\n\n", "b"),
+        ("id,text\n" + "a,b\n" * 30_000, "b"),
+        ('id,text\na,"' + "long " * 20_000 + '"\nb,c\n', None),
+    ],
+)
+def test_a_file_without_an_ending_is_told_by_its_first_records(tmp_path: Path, content: str, text: str | None) -> None:
+    """The same number of fields in each of them makes it CSV or TSV; what is not sure stays JSON Lines, with `--format csv`."""
+    path = write(tmp_path, content, "export")
+    first = next(open_source(path, JobSpec(prompt="{text}", model="m")).documents({}))
+    if text is not None:
+        assert asked(first) == text
+        return
+    assert isinstance(first, BadRow)
+    assert (first.code, "--format csv" in first.fix) == ("invalid_json_line", True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"id": "a", "text": "b"}\n{"id": "c", "text": "d"}\n', 'junk, more\n{"id": "a", "text": "b"}\n', "id,text\n"],
+)
+def test_json_lines_are_not_taken_for_csv(tmp_path: Path, content: str) -> None:
+    """Lines with commas that are JSON, one broken line among them, and a header without a row."""
+    assert format_of(LocalFile(write(tmp_path, content, "export")), None).rows == "jsonl"
 
 
 def test_tsv_has_tabs_only(tmp_path: Path) -> None:

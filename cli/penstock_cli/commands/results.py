@@ -61,6 +61,13 @@ def results(
             help="What was stored after that, in that order: start, or the cursor that is printed then.",
         ),
     ] = None,
+    provenance: Annotated[
+        bool,
+        typer.Option(
+            "--provenance",
+            help="Add to each JSON line the release, engine and prices that made it, and the job's digest.",
+        ),
+    ] = False,
     escape_formulas: options.EscapeFormulas = False,
     into: options.Into = None,
     table: options.TableOrInto = None,
@@ -72,7 +79,7 @@ def results(
     from penstock_cli.files import STDOUT
     from penstock_cli.result_forms import Asked, write
 
-    asked = Asked(output, output_format, partial, after, escape_formulas, into, table, into_id)
+    asked = Asked(output, output_format, partial, after, escape_formulas, into, table, into_id, provenance)
     with books(state) as ledger:
         said = write(ledger, ledger.jobs.get(job), asked)
     typer.echo(said, err=output == STDOUT)

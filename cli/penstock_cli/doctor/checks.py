@@ -201,12 +201,14 @@ def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> F
     """Whether the files of finished jobs can be written there, found out now and not when the first job ends."""
     from penstock_producer.errors import SinkError
     from penstock_producer.outputs import probe_sink
+    from penstock_producer.storage import probe_parts
 
     shown, more = without_password(url), ""
     try:
         probe_sink(url, s3_endpoint_url=s3_endpoint_url)
         if parts:
-            more = _parts(url, s3_endpoint_url)
+            conditional = "with" if probe_parts(url, s3_endpoint_url=s3_endpoint_url) else "without"
+            more = f", read, listed and deleted in, {conditional} conditional writes"
     except SinkError as error:
         if getattr(error.__cause__, "errno", None) == errno.EROFS:  # as in a container that only reads it, or lacks it
             fix = "control processes write there: let the doctor look from one of them, too"
@@ -214,17 +216,6 @@ def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> F
         fix = "correct results_url (PENSTOCK_RESULTS_URL); control processes write there"
         return Finding(Verdict.BAD, "results", safe(str(error)), fix)
     return Finding(Verdict.GOOD, "results", f"{shown} can be written{more}")
-
-
-def _parts(url: str, s3_endpoint_url: str | None) -> str:
-    """What parts of results need beyond writing. Raises SinkError."""
-    from penstock_producer.storage import bucket_at
-
-    bucket = bucket_at(url, s3_endpoint_url=s3_endpoint_url)
-    bucket.head("penstock-probe")
-    next(bucket.names("penstock-probe/"), None)
-    conditional = "with" if bucket.takes_conditions() else "without"
-    return f", read, listed and deleted in, {conditional} conditional writes"
 
 
 def _connections(database: Database) -> Iterator[Finding]:

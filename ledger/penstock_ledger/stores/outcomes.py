@@ -174,6 +174,11 @@ class OutcomeStore:
         query = select(*RESULT_COLUMNS).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
         return self._paged(query, page, result_from)
 
+    def timed_results(self, job_id: str, page: int = PAGE) -> Iterator[tuple[Result, float]]:
+        """The same, each with the Unix time at which it was stored."""
+        query = select(*RESULT_COLUMNS, outcomes.c.created_at).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
+        return self._paged(query, page, _timed_result)
+
     def vectors(self, job_id: str, page: int = PAGE) -> Iterator[tuple[ItemKey, Vectors]]:
         """Visible results that are kept as vectors, in the order of ``results``, without the way over JSON."""
         query = select(*RESULT_COLUMNS[:KEY_COLUMNS], outcomes.c.body).where(
@@ -302,6 +307,10 @@ class OutcomeStore:
             return connection.execute(query, values).all()
 
         return self._db.read(fetch)
+
+
+def _timed_result(row: Row[Any]) -> tuple[Result, float]:
+    return result_from(row[:-1]), row[-1]
 
 
 def _key_and_body(row: Row[Any]) -> tuple[ItemKey, bytes]:

@@ -1,15 +1,16 @@
 """What the results of a job were made with: releases, engines, providers and prices, by generation.
 
 The same for thousands of rows, so nothing of it lies in a row: each combination is one entry of the table `meta`, written
-before the first result that was made with it. Of one result the row has the model as answered, and the rest is the entries of
-its generation: one, unless the fleet was changed while it ran.
+before the first result that was made with it, and a second one with when it was last in use, written once a minute. Of one
+result the row has the model as answered and its time, which choose among the entries of its generation: one, unless the fleet
+was being changed at that moment.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -20,6 +21,10 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import meta
 
 ENTRIES_READ: Final = 1_000  # of one job; a combination more is a change of release or price while it ran
+MADE: Final = "made:"  # before the job's id in the names of entries
+LAST: Final = "made_last:"
+RENOTED_S: Final = 60.0  # between two notes that a combination is in use
+SKEW_S: Final = 5.0  # that the clocks of workers may be apart
 
 
 class MadeWith(NamedTuple):
@@ -33,9 +38,23 @@ class MadeWith(NamedTuple):
     usd_per_mtok_in: float | None = None  # None: no price is known; releases before wrote 0 for that
     usd_per_mtok_out: float | None = None
     usd_per_hour: float = 0.0  # of a worker that hosts a model
+    model: str | None = None  # as answered; None in entries of earlier releases, and beyond some models of one job
     batch_discount: float | None = (
-        None  # of what came in batches: 0.5 is half the price; None: none is known, or none came so
+        None  # of what came in batches: 0.5 is half the price; None: unknown, or none came so
     )
+
+
+class InUse(NamedTuple):
+    """A combination, and its first and last note in Unix time; None for a last one that earlier releases did not write."""
+
+    made: MadeWith
+    since: float
+    last: float | None
+
+    def may_have_made(self, at: float) -> bool:
+        """Whether a result of that time may be of it."""
+        ended = self.last is not None and at > self.last + RENOTED_S + SKEW_S
+        return self.since - SKEW_S <= at and not ended
 
 
 class Provenance:
@@ -45,34 +64,60 @@ class Provenance:
         self._db = db
 
     def note(self, made: Iterable[tuple[str, MadeWith]]) -> None:
-        """(job, combination); what is there stays."""
-        rows = [_row(job_id, one) for job_id, one in made]
-        dialect = sqlite if self._db.is_sqlite else postgresql
-        insert = dialect.insert(meta).on_conflict_do_nothing()
+        """(job, combination); what is there stays, but for the time of the last note."""
+        rows = [row for job_id, one in made for row in _rows(job_id, one)]
+        insert = (sqlite if self._db.is_sqlite else postgresql).insert(meta)
+        newer = insert.on_conflict_do_update(
+            index_elements=[meta.c.name], set_={"value": insert.excluded.value}, where=meta.c.name.startswith(LAST)
+        )
         if rows:
-            self._db.write(lambda connection: connection.execute(insert, rows))
+            self._db.write(lambda connection: connection.execute(newer, rows))
 
     def of(self, job_id: str) -> list[MadeWith]:
         """Of all generations, in the order in which they came into use."""
-        query = select(meta.c.value).where(_is_of(job_id)).limit(ENTRIES_READ)
-        found = [orjson.loads(value) for value in self._db.read(lambda one: list(one.execute(query).scalars()))]
-        found.sort(key=lambda entry: (entry["generation"], entry["since"]))
-        return [MadeWith(**{name: entry[name] for name in MadeWith._fields if name in entry}) for entry in found]
+        return [one.made for one in self.in_use(job_id)]
+
+    def in_use(self, job_id: str) -> list[InUse]:
+        """The same, each with its times."""
+        made, last = self._values(MADE, job_id), self._values(LAST, job_id)
+        found = sorted(
+            ((orjson.loads(value), last.get(mark)) for mark, value in made.items()),
+            key=lambda entry: (entry[0]["generation"], entry[0]["since"]),
+        )
+        return [
+            InUse(
+                MadeWith(**{name: one[name] for name in MadeWith._fields if name in one}),
+                one["since"],
+                None if at is None else float(at),
+            )
+            for one, at in found
+        ]
+
+    def _values(self, kind: str, job_id: str) -> dict[str, str]:
+        prefix = f"{kind}{job_id}:"
+        query = select(meta.c.name, meta.c.value).where(_is_of(kind, job_id)).limit(ENTRIES_READ)
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        return {name.removeprefix(prefix): value for name, value in rows}
+
+
+def made_by(entries: Sequence[InUse], generation: int, model: str | None, at: float) -> list[MadeWith]:
+    """What a result of that generation, model and time was made with; more than one where the fleet was changed just then."""
+    own = [one for one in entries if one.made.generation == generation]
+    alike = [one for one in own if one.made.model in (None, model)] or own
+    return [one.made for one in alike if one.may_have_made(at)] or [one.made for one in alike]
 
 
 def forget_provenance(connection: Connection, job_id: str) -> None:
-    connection.execute(delete(meta).where(_is_of(job_id)))
+    for kind in (MADE, LAST):
+        connection.execute(delete(meta).where(_is_of(kind, job_id)))
 
 
-def _row(job_id: str, made: MadeWith) -> dict[str, Any]:
-    facts = made._asdict()
+def _rows(job_id: str, made: MadeWith) -> Iterator[dict[str, Any]]:
+    facts, now = made._asdict(), time.time()
     mark = hashlib.sha256(orjson.dumps(facts)).hexdigest()[:16]
-    return {"name": f"{_prefix(job_id)}{mark}", "value": orjson.dumps(facts | {"since": time.time()}).decode()}
+    yield {"name": f"{MADE}{job_id}:{mark}", "value": orjson.dumps(facts | {"since": now}).decode()}
+    yield {"name": f"{LAST}{job_id}:{mark}", "value": repr(now)}
 
 
-def _prefix(job_id: str) -> str:
-    return f"made:{job_id}:"
-
-
-def _is_of(job_id: str) -> Any:
-    return meta.c.name.startswith(_prefix(job_id), autoescape=True)
+def _is_of(kind: str, job_id: str) -> Any:
+    return meta.c.name.startswith(f"{kind}{job_id}:", autoescape=True)

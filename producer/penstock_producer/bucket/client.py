@@ -1,16 +1,16 @@
-"""One place in a bucket: requests with bounded patience, and what their failures mean for the person who chose the place."""
+"""One place in a bucket of S3: requests with bounded patience, and what their failures mean for who chose the place."""
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from penstock_producer.bucket.connect import connected
+from penstock_producer.bucket.place import Condition, Head, NotThere, Place
 from penstock_producer.errors import SinkError, SinkTaken
 
-__all__ = ["Bucket", "Head", "NotThere", "s3_client"]
+__all__ = ["Bucket", "s3_client"]
 
 TRIES: Final = 5  # per request, boto3's own, with backoff
 CHUNK_BYTES: Final = 1024 * 1024  # of an object that is read
@@ -20,21 +20,12 @@ _RIGHTS: Final = {"write": "s3:PutObject", "read": "s3:GetObject and s3:ListBuck
 _TAKEN: Final = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409"})
 
 
-class NotThere(SinkError):
-    """An object that was asked for is not there, or not with that content."""
-
-
-class Head(NamedTuple):
-    etag: str
-    metadata: Mapping[str, str]
-
-
-class Bucket:
+class Bucket(Place):
     """Objects below a prefix."""
 
     def __init__(self, client: Any, bucket: str, prefix: str) -> None:
-        self._client, self._bucket, self._prefix = client, bucket, prefix
-        self.requests = 0  # so far; most stores count them in their price
+        super().__init__(bucket, prefix)
+        self._client = client
 
     def below(self, name: str) -> Bucket:
         return Bucket(self._client, self._bucket, self._key(name))
@@ -52,7 +43,6 @@ class Bucket:
         return self._tried(name, lambda: asked(Bucket=self._bucket, Key=self._key(name), **more), verb)
 
     def head(self, name: str) -> Head | None:
-        """None where there is no such object."""
         try:
             found = self.ask(name, "head_object", verb="read")
         except NotThere:
@@ -60,7 +50,6 @@ class Bucket:
         return Head(str(found["ETag"]), dict(found.get("Metadata") or {}))
 
     def read(self, name: str) -> tuple[bytes, str] | None:
-        """A small object and its ETag; None where there is none."""
         try:
             found = self.ask(name, "get_object", verb="read")
         except NotThere:
@@ -68,7 +57,6 @@ class Bucket:
         return bytes(self._tried(name, lambda: found["Body"].read(SMALL_BYTES), "read")), str(found["ETag"])
 
     def chunks(self, name: str, etag: str, first: int, after: int) -> Iterator[bytes]:
-        """Bytes ``first`` up to ``after`` of the object, while it is the one with this ETag."""
         span = f"bytes={first}-{after - 1}"
         body = self.ask(name, "get_object", verb="read", Range=span, IfMatch=etag)["Body"]
         with contextlib.closing(body):
@@ -76,27 +64,22 @@ class Bucket:
                 yield bytes(chunk)
 
     def names(self, below: str) -> Iterator[str]:
-        """Of all objects that begin so, page by page."""
         where: dict[str, str] = {"Bucket": self._bucket, "Prefix": self._key(below)}
         while True:
             page = self._listed("list_objects_v2", where)
             for entry in page.get("Contents") or ():
-                yield str(entry["Key"]).removeprefix(self._prefix).lstrip("/")
+                yield self._name(str(entry["Key"]))
             if not page.get("IsTruncated"):
                 return
             where["ContinuationToken"] = str(page["NextContinuationToken"])
 
     def abort_uploads(self, begin: str) -> int:
-        """End the uploads of objects whose names begin so, which a process has left unfinished; returns how many.
-
-        Best effort: no reader sees them, and it needs a right that nothing else does.
-        """
+        """Best effort: no reader sees them, and it needs a right that nothing else does."""
         ended = 0
         with contextlib.suppress(SinkError):
             listed = self._listed("list_multipart_uploads", {"Bucket": self._bucket, "Prefix": self._key(begin)})
             for upload in listed.get("Uploads") or ():
-                name = str(upload["Key"]).removeprefix(self._prefix).lstrip("/")
-                self.ask(name, "abort_multipart_upload", UploadId=upload["UploadId"])
+                self.ask(self._name(str(upload["Key"])), "abort_multipart_upload", UploadId=upload["UploadId"])
                 ended += 1
         return ended
 
@@ -104,30 +87,14 @@ class Bucket:
         asked = getattr(self._client, request)
         return self._tried("", lambda: asked(**where), "read")
 
-    def takes_conditions(self) -> bool:
-        """Whether the store refuses to replace an object that must not be there; some do not know the header."""
-        name = f".penstock-probe-{secrets.token_hex(8)}"
-        try:
-            self.ask(name, "put_object", Body=b"", IfNoneMatch="*")
-        except SinkError:
-            return False
-        try:
-            self.ask(name, "put_object", Body=b"", IfNoneMatch="*")
-        except SinkTaken:
-            return True
-        except SinkError:
-            return False
-        finally:
-            self.delete(name)
-        return False
+    def put(
+        self, name: str, body: bytes, *, condition: Condition | None = None, metadata: Mapping[str, str] | None = None
+    ) -> str:
+        more: dict[str, Any] = {} if metadata is None else {"Metadata": dict(metadata)}
+        return str(self.ask(name, "put_object", Body=body, **more, **(condition or {}))["ETag"])
 
     def delete(self, name: str) -> None:
-        """There or not."""
         self.ask(name, "delete_object", verb="delete")
-
-    def _key(self, name: str) -> str:
-        """``name`` may end in a slash, for all that lies below it."""
-        return f"{self._prefix}/{name.lstrip('/')}".lstrip("/")
 
     def _tried(self, name: str, request: Callable[[], Any], verb: str) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -142,6 +109,9 @@ class Bucket:
             if code in _TAKEN:
                 raise SinkTaken(f"{self.uri(name)} was written by another process at this moment") from error
             raise SinkError(_explain(verb, self.uri(name), self._bucket, code, error)) from error
+        except RecursionError as error:  # botocore asks a store that redirects for the region, and is redirected again
+            elsewhere = f"cannot {verb} {self.uri(name)}: the store sends each request elsewhere and does not say where"
+            raise SinkError(f"{elsewhere}; check the endpoint and the region") from error
         except (BotoCoreError, OSError) as error:
             message = f"cannot {verb} {self.uri(name)}: {error}; check the endpoint, the region and the credentials"
             raise SinkError(message) from error

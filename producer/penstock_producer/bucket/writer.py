@@ -1,4 +1,4 @@
-"""One object being written: in parts of a few MiB, of which one is in memory, or by the store itself from other objects of it."""
+"""One object of S3 being written: in parts of a few MiB, one of them in memory, or by the store from other objects of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock_producer.bucket.client import Bucket, NotThere
+from penstock_producer.bucket.client import Bucket
+from penstock_producer.bucket.place import Condition, NotThere
 from penstock_producer.errors import SinkError
 
 __all__ = ["PART_BYTES", "ObjectWriter"]
@@ -32,9 +33,8 @@ class ObjectWriter:
         name: str,
         *,
         metadata: Mapping[str, str] | None = None,
-        condition: Mapping[str, str] | None = None,
+        condition: Condition | None = None,
     ) -> None:
-        """``condition`` has to hold when the object appears: `IfMatch`, `IfNoneMatch`."""
         self._bucket, self._name = bucket, name
         self._metadata = {} if metadata is None else {"Metadata": dict(metadata)}
         self._condition = dict(condition or {})
@@ -56,10 +56,7 @@ class ObjectWriter:
             self._send_part()
 
     def append(self, name: str, etag: str, size: int) -> None:
-        """All bytes of another object of the bucket; large ones are copied by the store, and never come here.
-
-        Raises NotThere when it is not the object with that ETag any more.
-        """
+        """Large ones are copied by the store, and never come here."""
         there = self._bucket.head(name)  # not every store holds a copy to its condition
         if there is None or there.etag != etag:
             raise NotThere(f"{self._bucket.uri(name)} is not there, or has other content")
@@ -101,6 +98,11 @@ class ObjectWriter:
             with contextlib.suppress(SinkError):
                 self._ask("abort_multipart_upload", UploadId=self._upload)
             self._upload = None
+
+    def probe(self) -> None:
+        """Start an upload and abort it: needs the same right as writing, and makes no object."""
+        self.begin()
+        self.discard()
 
     def _stream(self, name: str, etag: str, first: int, after: int) -> None:
         for chunk in self._bucket.chunks(name, etag, first, after):

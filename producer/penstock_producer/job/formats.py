@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from typing import Final, Literal
 
-Format = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "text"]
+Format = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "text", "media"]
 
 JSONL: Final = "jsonl"
 CSV: Final = "csv"
@@ -13,6 +13,7 @@ TSV: Final = "tsv"
 PARQUET: Final = "parquet"
 ARROW: Final = "arrow"
 TEXT: Final = "text"  # each file of a folder is one document
+MEDIA: Final = "media"  # so is each image or sound
 COLUMNAR: Final = frozenset({PARQUET, ARROW})  # entered by row group, not read from the start
 
 UTF_8: Final = "utf-8"

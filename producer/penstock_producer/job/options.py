@@ -122,8 +122,8 @@ _TABLE: Final = (
     Option("id_field", "The field of a plain record that names the document.", "id"),
     Option(
         "format",
-        "What the source holds: rows of jsonl, csv, tsv, parquet or arrow, or text, where each file of a folder is a document; "
-        "left out, names say it, or the first bytes.",
+        "What the source holds: rows of jsonl, csv, tsv, parquet or arrow, or text or media, where each file of a folder is a "
+        "document; left out, names say it, or the first bytes.",
     ),
     Option("table", "The table that a database as the source is read from, e.g. tickets or sales.tickets."),
     Option("query", "The SELECT that a database as the source is read by, in the place of a table.", from_file=True),

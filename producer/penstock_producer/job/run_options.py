@@ -14,7 +14,7 @@ DEFAULT_WORKERS: Final = 2  # one goes on while the other restarts; a single one
 DEFAULT_ENGINES: Final = 1  # of lanes with a model of their own: each worker loads it and takes the whole machine
 
 RUN_OPTIONS: Final[Mapping[str, str]] = {
-    "out": "Folder or s3://bucket/prefix for the result files.",
+    "out": "Folder, or s3://bucket/prefix (also gs://, az://), for the result files.",
     "state": "Folder of the queue and the ledger (default: OUT/.penstock).",
     "workers": f"Worker processes (default: {DEFAULT_WORKERS}; with a model in them: {DEFAULT_ENGINES}).",
     "concurrency": "Requests in flight per worker process.",

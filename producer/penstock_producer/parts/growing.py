@@ -1,7 +1,7 @@
 """A job's results in a bucket while it runs, as part objects in the order of commits; at its end one object made of them.
 
-The store makes it by copying large parts itself, so that the bytes of a long job do not come through this process again. Lines
-in the order of commits are the same, whichever process writes them and however they were cut.
+S3 makes it by copying large parts itself, so that the bytes of a long job do not come through this process again; to gs:// and
+az:// they are streamed. Lines in the order of commits are the same, whichever process writes them and however they were cut.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 
 from penstock_ledger import Database, PlaceLost
 from penstock_ledger.model import Job
-from penstock_producer.bucket.client import Bucket
-from penstock_producer.bucket.writer import ObjectWriter
+from penstock_producer.bucket.place import ABSENT, Condition, Place
+from penstock_producer.bucket.writers import writer_of
 from penstock_producer.errors import SinkError, SinkTaken
 from penstock_producer.outputs import OUTPUT_NAME
 from penstock_producer.parts import index as part_index
@@ -34,11 +34,11 @@ class GrowingOutput:
     """The results of one job below one prefix. Not thread-safe.
 
     Any process may go on where another one stopped, and of two at the same time one stops: the index is replaced only where
-    it is the one that was read, in stores that have conditional writes (AWS S3, MinIO, R2, GCS). In others the last one to
-    write it counts, whose parts are as whole.
+    it is the one that was read, in stores that have conditional writes (AWS S3, MinIO, R2, Google Cloud Storage, Azure). In
+    others the last one to write it counts, whose parts are as whole.
     """
 
-    def __init__(self, bucket: Bucket, database: Database, job: Job, *, conditional: bool) -> None:
+    def __init__(self, bucket: Place, database: Database, job: Job, *, conditional: bool) -> None:
         self._bucket, self._database, self._job = bucket, database, job
         self._conditional = conditional
         self._is_replayed: bool | None = None  # it was complete before: what a replay adds is written at the end
@@ -75,8 +75,8 @@ class GrowingOutput:
         metadata = {"penstock-job": self._job.job_id, "penstock-results": str(results)}
         there = self._bucket.head(OUTPUT_NAME)
         if there is None or any(there.metadata.get(name) != value for name, value in metadata.items()):
-            condition = {"IfNoneMatch": "*"} if there is None else {"IfMatch": there.etag}
-            self._assemble(self._current(), metadata, condition if self._conditional else {})
+            condition = ABSENT if there is None else {"IfMatch": there.etag}
+            self._assemble(self._current(), metadata, condition if self._conditional else None)
         self._remove_parts(keep=keep)
         return self._bucket.uri(OUTPUT_NAME)
 
@@ -94,7 +94,7 @@ class GrowingOutput:
         name = f"{PARTS}{len(index.parts) + 1:06d}-{secrets.token_hex(4)}.jsonl"
         lines = Lines(self._database, self._job, index.cursor)
         most = PART_BYTES_MAX * (1 + len(index.parts) // PARTS_PER_SIZE)
-        writer = ObjectWriter(self._bucket, name)
+        writer = writer_of(self._bucket, name)
         try:
             for line in lines:
                 writer.write(line)
@@ -120,7 +120,7 @@ class GrowingOutput:
         self._index = index.write(self._bucket, parts=parts, cursor=cursor, conditional=self._conditional)
         return self._index
 
-    def _assemble(self, index: Index, metadata: dict[str, str], condition: dict[str, str]) -> None:
+    def _assemble(self, index: Index, metadata: dict[str, str], condition: Condition | None) -> None:
         try:
             self._write(index, metadata, condition)
         except SinkTaken:
@@ -136,9 +136,9 @@ class GrowingOutput:
             self._write(Index(self._job.job_id), metadata, condition)
             self._replaced(index, (), None)
 
-    def _write(self, index: Index, metadata: dict[str, str], condition: dict[str, str]) -> None:
+    def _write(self, index: Index, metadata: dict[str, str], condition: Condition | None) -> None:
         """The parts, and what came after them."""
-        writer = ObjectWriter(self._bucket, OUTPUT_NAME, metadata=metadata, condition=condition)
+        writer = writer_of(self._bucket, OUTPUT_NAME, metadata=metadata, condition=condition)
         try:
             for part in index.parts:
                 writer.append(part.name, part.etag, part.bytes)

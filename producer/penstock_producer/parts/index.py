@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
-from penstock_producer.bucket.client import Bucket
+from penstock_producer.bucket.place import ABSENT, Place
 from penstock_producer.errors import SinkError
 
 __all__ = ["INDEX_NAME", "Index", "Part"]
@@ -51,7 +51,7 @@ class Index:
         return results - self.results >= max(RESULTS_MIN, self.results // SHARE)
 
     @classmethod
-    def read(cls, bucket: Bucket, job_id: str) -> Self:
+    def read(cls, bucket: Place, job_id: str) -> Self:
         """Raises SinkError."""
         found = bucket.read(INDEX_NAME)
         if found is None:
@@ -68,13 +68,13 @@ class Index:
         except (ValueError, TypeError, LookupError) as error:
             raise SinkError(f"{bucket.uri(INDEX_NAME)} is no index of parts ({error}): remove it") from None
 
-    def write(self, bucket: Bucket, *, parts: tuple[Part, ...], cursor: str | None, conditional: bool) -> Self:
+    def write(self, bucket: Place, *, parts: tuple[Part, ...], cursor: str | None, conditional: bool) -> Self:
         """The index with these parts, in the place of this one. Raises SinkTaken where another process has replaced it."""
         content = {
             "version": _VERSION, "job": self.job_id, "results": sum(part.results for part in parts), "cursor": cursor,
             "parts": [part._asdict() for part in parts],
         }  # fmt: skip
-        condition = {"IfMatch": self.etag} if self.etag else {"IfNoneMatch": "*"}
+        condition = {"IfMatch": self.etag} if self.etag else ABSENT
         body = orjson.dumps(content, option=orjson.OPT_INDENT_2)
-        answer = bucket.ask(INDEX_NAME, "put_object", Body=body, **(condition if conditional else {}))
-        return type(self)(self.job_id, parts, cursor, str(answer["ETag"]))
+        etag = bucket.put(INDEX_NAME, body, condition=condition if conditional else None)
+        return type(self)(self.job_id, parts, cursor, etag)

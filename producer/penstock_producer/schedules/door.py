@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from penstock_ledger import CatchUp, Firing, NewSchedule, NoticedStore, Schedule, ScheduleNotFound, ScheduleStore
 from penstock_producer.bucket.event_queue import is_queue_url
-from penstock_producer.errors import ScheduleError, SourceError, seen
+from penstock_producer.errors import ScheduleError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.schedules.events import keep
 from penstock_producer.schedules.marks import EVENTS, NEW_FILES, OUTCOMES_OF, SOURCE, WEBHOOK
@@ -21,7 +21,6 @@ from penstock_producer.schedules.timetable import Timetable
 from penstock_producer.source_names import is_database
 from penstock_producer.sources.databases.address import whole
 from penstock_producer.sources.listings.chosen import folder_and_pattern
-from penstock_producer.sources.new_files import refuse_texts
 from penstock_producer.sources.outcomes.where import Where
 
 __all__ = ["Schedules"]
@@ -32,17 +31,19 @@ FIRINGS_SHOWN: Final = 5
 
 
 class Schedules:
-    """``accepted`` checks a spec as a submit does."""
+    """``accepted`` checks a spec as a submit does, and ``probe`` whether its results can be written."""
 
     def __init__(
         self,
         store: ScheduleStore,
         noticed: NoticedStore,
         accepted: Callable[[JobSpec | Mapping[str, Any]], JobSpec],
+        probe: Callable[[JobSpec], None],
     ) -> None:
         self._store = store
         self._noticed = noticed
         self._accepted = accepted
+        self._probe = probe
 
     def add(
         self,
@@ -62,7 +63,7 @@ class Schedules:
         With ``new_files`` it is a folder, a prefix or a pattern, and each job has those of its files that no earlier job of
         this schedule has; with ``events``, the URL of a queue or `webhook`, those that notifications of the bucket have named,
         and once a day all. ``OutcomesOf`` in the place of a source names another job, or a schedule, whose outcomes are read.
-        Raises ScheduleError, SpecError, ScheduleExists and TooManySchedules.
+        Raises ScheduleError, SpecError, ScheduleExists, TooManySchedules, and SinkError where results could not be written now.
         """
         if _NAME.fullmatch(name) is None:
             raise ScheduleError(
@@ -82,6 +83,7 @@ class Schedules:
             overlap=overlap,
             next_at=timetable.after(self._store.now()),
         )
+        self._probe(accepted)
         return self._store.add(new)
 
     def notify(self, name: str, body: bytes | str) -> Mapping[NoticeOutcome, int]:
@@ -108,7 +110,7 @@ class Schedules:
             return {OUTCOMES_OF: source.to_json()}
         whole_source = _whole(source)
         if new_files:
-            _check_watched(whole_source, spec)
+            _check_watched(whole_source)
         if events is not None:
             self._check_events(whole_source, events)
             return {NEW_FILES: whole_source, EVENTS: events}
@@ -210,15 +212,11 @@ def _whole(source: str | Path) -> str:
     return f"{path}/" if text.endswith("/") and path != "/" else path  # the slash says that it is a folder
 
 
-def _check_watched(source: str, spec: JobSpec) -> None:
+def _check_watched(source: str) -> None:
     if is_database(source) or folder_and_pattern(source) is None:
         raise ScheduleError(
             f"{seen(source)} is no folder that new files can come to; end it with a / or write a pattern such as in/*.jsonl"
         )
-    try:
-        refuse_texts(source, spec.format)
-    except SourceError as error:
-        raise ScheduleError(str(error)) from None
 
 
 def _policy(given: CatchUp | str) -> CatchUp:

@@ -42,7 +42,7 @@ def refuse_unreadable(path: str) -> None:
         return
     chosen = choose(path)
     if chosen is not None:
-        chosen.are_texts(None)
+        chosen.form(None)
         return
     refuse_ending(path)
     try:

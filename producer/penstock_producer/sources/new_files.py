@@ -1,4 +1,4 @@
-"""A watched folder, prefix or pattern: those of its files of rows that no earlier job has taken, as one source.
+"""A watched folder, prefix or pattern: those of its files that no earlier job has taken, as one source.
 
 A file is known by its place, size and version (the ETag; of a local file the time of its last change), so one that changes
 is new again. The key is made of a listing to look for the file, and of the pin of a job, which says what was read, to take it.
@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock_producer.errors import SourceError
-from penstock_producer.job.formats import TEXT
 from penstock_producer.pins import FILES
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.expand import MAX_FILES, check
@@ -24,7 +23,7 @@ from penstock_producer.sources.listings.chosen import Chosen
 from penstock_producer.sources.listings.folder import LocalFolder
 from penstock_producer.sources.listings.listing import Entry, order
 
-__all__ = ["KEY_BYTES", "SETTLED_S", "FoundFiles", "Taken", "listed_keys", "new_files", "refuse_texts", "taken_by"]
+__all__ = ["KEY_BYTES", "SETTLED_S", "FoundFiles", "Taken", "listed_keys", "new_files", "taken_by"]
 
 SETTLED_S: Final = 10.0  # a local file that was changed later than this ago may still be written
 LISTED_MAX: Final = 1_000_000  # files that are looked at for one job
@@ -36,19 +35,27 @@ Taken = Callable[[Sequence[bytes]], set[bytes]]
 
 
 class FoundFiles(NamedTuple):
-    """``blobs`` are new, at most MAX_FILES; ``unsettled`` counts those that may still be written."""
+    """``entries`` are new, at most MAX_FILES, and ``blobs`` the same; ``unsettled`` counts those that may still be written."""
 
+    entries: list[Entry]
     blobs: list[Blob]
     unsettled: int
 
 
 def new_files(
-    chosen: Chosen, taken: Taken, clock: Callable[[], float] = time.time, *, among: Sequence[str] | None = None
+    chosen: Chosen,
+    taken: Taken,
+    clock: Callable[[], float] = time.time,
+    *,
+    among: Sequence[str] | None = None,
+    rows: bool = True,
 ) -> FoundFiles:
     """In the order of their names; with ``among`` only those that are named there, and nothing is listed.
 
-    Raises SourceError for a file that is no file of rows, and SourceUnavailable.
+    Without ``rows`` each is a document, whatever its name. Raises SourceError for a file that is no file of rows, and
+    SourceUnavailable.
     """
+    entries: list[Entry] = []
     blobs: list[Blob] = []
     unsettled = 0
     is_local = isinstance(chosen.listing, LocalFolder)  # objects of a store appear whole
@@ -63,11 +70,13 @@ def new_files(
             if is_local and _may_be_written(entry, now):
                 unsettled += 1
                 continue
-            check(chosen, entry)
+            if rows:
+                check(chosen, entry)
+            entries.append(entry)
             blobs.append(blob)
             if len(blobs) == MAX_FILES:
-                return FoundFiles(blobs, unsettled)
-    return FoundFiles(blobs, unsettled)
+                return FoundFiles(entries, blobs, unsettled)
+    return FoundFiles(entries, blobs, unsettled)
 
 
 def taken_by(pin: Mapping[str, Any]) -> list[bytes]:
@@ -78,14 +87,6 @@ def taken_by(pin: Mapping[str, Any]) -> list[bytes]:
 def listed_keys(chosen: Chosen) -> Iterator[bytes]:
     """Those of all files that are there. Raises SourceError and SourceUnavailable."""
     return (_key(blob.uri, entry.size, entry.tag) for entry, blob in _listed(chosen))
-
-
-def refuse_texts(uri: str, given: str | None) -> None:
-    if given == TEXT:
-        raise SourceError(
-            "unsupported_format",
-            f"{uri}: files of rows are watched, and with the format text each file is a document; write rows, such as .jsonl",
-        )
 
 
 def _listed(chosen: Chosen) -> Iterator[tuple[Entry, Blob]]:

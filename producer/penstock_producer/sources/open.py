@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceChanged, SourceError, SourceForbidden, seen
-from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, TEXT, TSV
+from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, MEDIA, TEXT, TSV
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import DOOR, FILES, MEDIA_NEWEST, REMOTE
 from penstock_producer.rows import FileSource
@@ -24,16 +24,18 @@ from penstock_producer.sources.blobs.unpacked import Unpacked
 from penstock_producer.sources.databases.address import KIND as TABLE
 from penstock_producer.sources.databases.address import whole
 from penstock_producer.sources.expand import row_files
-from penstock_producer.sources.listings.chosen import choose
+from penstock_producer.sources.listings.chosen import ROWS, Chosen, choose
+from penstock_producer.sources.listings.listed_files import ListedFiles
 from penstock_producer.sources.media.places import MediaPlaces, places_of
-from penstock_producer.sources.new_files import Taken, new_files, refuse_texts
+from penstock_producer.sources.new_files import Taken, new_files
 from penstock_producer.sources.readers.columnar_source import ColumnarSource
 from penstock_producer.sources.readers.csv_source import CsvSource
 from penstock_producer.sources.readers.file_format import FileFormat, format_of, format_of_pin
 from penstock_producer.sources.readers.jsonl import JsonlSource
 from penstock_producer.sources.readers.pinned_rows import RowOptions
-from penstock_producer.sources.texts import text_files
+from penstock_producer.sources.texts import media_files, text_files, whole_files
 
+_WHOLE_FILES = tuple(f"{some}{kind}" for some in ("", whole_files.SOME) for kind in (text_files.KIND, media_files.KIND))
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
 
 
@@ -67,16 +69,17 @@ def open_source(
         )
     files = None if remote else choose(str(where), chosen.s3_endpoint_url)
     if files is None:
-        if spec.format == TEXT:
+        if spec.format in (TEXT, MEDIA):
             raise SourceError(
                 "unsupported_format",
-                f"{seen(str(where))} is one file, and with the format text each file of a folder is a document; write the folder "
-                "with a / at its end, or a pattern. Remote doors take single files only",
+                f"{seen(str(where))} is one file, and with the format {spec.format} each file of a folder is one document; "
+                "write the folder with a / at its end, or a pattern. Remote doors take single files only",
             )
         blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
         return _of_blob(blob, spec, chosen, timeout_s, remote=remote, formats=formats)
-    if files.are_texts(spec.format):
-        return text_files.TextFiles(files, spec, chosen.max_line_bytes, chosen.max_body_bytes, timeout_s=timeout_s)
+    form = files.form(spec.format)
+    if form != ROWS:
+        return _of_whole_files(files, form, spec, chosen, timeout_s)
     return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)])
 
 
@@ -97,10 +100,13 @@ def open_new_files(
     chosen = choose(where, settings.s3_endpoint_url)
     if chosen is None:
         raise SourceError("unsupported_source", f"{seen(where)} is no folder; end it with a / or write a pattern")
-    refuse_texts(where, spec.format)
-    found = new_files(chosen, taken, among=among)
+    is_rows = spec.format not in (TEXT, MEDIA)
+    found = new_files(chosen, taken, among=among, rows=is_rows)
     if not found.blobs:
         return None, found.unsettled
+    if not is_rows:
+        some = Chosen(ListedFiles(chosen.listing, found.entries), chosen.pattern)
+        return _of_whole_files(some, str(spec.format), spec, settings, timeout_s), found.unsettled
     files = [_of_blob(blob, spec, settings, timeout_s) for blob in found.blobs]
     return several.SeveralFiles(where, files), found.unsettled
 
@@ -116,13 +122,13 @@ def unchanged(
     if pin["kind"] == TABLE or is_database(str(where)):
         return not ended and is_database(str(where)) and whole(str(where)) == pin.get("uri")
     files = choose(str(where), chosen.s3_endpoint_url)
-    if pin["kind"] == text_files.KIND:
-        return files is not None and text_files.unchanged(pin, files)
+    if pin["kind"] in _WHOLE_FILES:
+        return files is not None and whole_files.unchanged(pin, files)
     if pin["kind"] == several.KIND:
         pins = pin[FILES]
         return (
             files is not None
-            and not files.are_texts(None)
+            and files.form(None) == ROWS
             and [file.uri for file in row_files(files)] == [one["uri"] for one in pins]
             and all(_blob_of_pin(one, chosen).unchanged() for one in pins)
         )
@@ -169,8 +175,8 @@ def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *
     if pin["kind"] == several.KIND:
         files = [_of_pin(one, spec, settings, remote=remote) for one in pin[FILES]]
         return several.SeveralFiles(str(pin["uri"]), files)
-    if pin["kind"] == text_files.KIND:
-        return _texts_of_pin(pin, spec, settings)
+    if pin["kind"] in _WHOLE_FILES:
+        return _whole_files_of_pin(pin, spec, settings)
     found = format_of_pin(pin)
     blob: Blob = _blob_of_pin(pin, settings)
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed, pin)
@@ -179,11 +185,24 @@ def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *
     return _rows(plain, found, spec, limits, int(pin["size"]), places)
 
 
-def _texts_of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings) -> FileSource:
+def _of_whole_files(
+    files: Chosen, form: str, spec: JobSpec, settings: ProducerSettings, timeout_s: float | None
+) -> FileSource:
+    if form == MEDIA:
+        return media_files.MediaFiles(files, spec, settings.max_body_bytes, timeout_s=timeout_s)
+    return text_files.TextFiles(files, spec, settings.max_line_bytes, settings.max_body_bytes, timeout_s=timeout_s)
+
+
+def _whole_files_of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings) -> FileSource:
     files = choose(str(pin["uri"]), settings.s3_endpoint_url)
     if files is None:  # a pattern, and now there is a file by that very name
         raise SourceChanged(f"{pin['uri']} stands for one file now; remove it, or submit it as a new job")
-    return text_files.TextFiles(files, spec, int(pin["max_line_bytes"]), int(pin["max_body_bytes"]), pin=pin)
+    if FILES in pin:  # some files of a watched folder
+        files = Chosen(ListedFiles.of_pins(files.listing, pin[FILES]), files.pattern)
+    most, body = int(pin["max_line_bytes"]), int(pin["max_body_bytes"])
+    if pin["kind"] in (media_files.KIND, f"{whole_files.SOME}{media_files.KIND}"):
+        return media_files.MediaFiles(files, spec, body, max_file_bytes=most, pin=pin)
+    return text_files.TextFiles(files, spec, most, body, pin=pin)
 
 
 def _rows(

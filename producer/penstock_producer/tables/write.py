@@ -45,7 +45,7 @@ def write_table(
     escape_formulas: bool = False,
     s3_endpoint_url: str | None = None,
 ) -> Written:
-    """Write ``name`` into a folder or `s3://bucket/prefix`; it appears when it is complete. Raises SinkError."""
+    """Write ``name`` into a folder or a prefix of a bucket; it appears when it is complete. Raises SinkError."""
     check_format(form)
     writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(name)
     try:

@@ -169,6 +169,10 @@ def _ask(uri: str, request: Callable[[], Any]) -> Any:
         raise SourceUnavailable(f"{uri}: S3 answered {status} ({error}); check the name and the rights") from error
     except FileNotFoundError:
         raise
+    except RecursionError as error:  # botocore asks a store that redirects for the region, and is redirected again
+        raise SourceUnavailable(
+            f"{uri}: S3 sends each request elsewhere and does not say where; check the endpoint and the region"
+        ) from error
     except (BotoCoreError, HTTPClientError, OSError) as error:
         raise SourceUnavailable(f"{uri}: {error}; check the endpoint, region and credentials") from error
 

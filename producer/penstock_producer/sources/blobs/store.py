@@ -9,19 +9,17 @@ endpoint without TLS needs GOOGLE_ALLOW_HTTP=true or AZURE_ALLOW_HTTP=true.
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
-from penstock_producer.bucket.connect import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
+from penstock_producer.bucket.connect import STORES, store_at
 from penstock_producer.errors import SourceError, SourceUnavailable, seen
 from penstock_producer.sources.blobs.ranges import RangedObject, Version, another_object
 from penstock_producer.sources.blobs.s3 import TRIES, Listed
 
-SCHEMES: Final = ("gs", "az")  # also the kinds of their pins
+SCHEMES: Final = STORES  # also the kinds of their pins
 _PAGE: Final = 1_000
-_RETRIES_END: Final = datetime.timedelta(seconds=READ_TIMEOUT_S * TRIES)
 
 
 class StoreObject(RangedObject):
@@ -37,7 +35,10 @@ class StoreObject(RangedObject):
     def _version(self) -> Version:
         import obstore
 
-        found = _listed(ask(self.uri, lambda: obstore.head(self._store, self._key)), "")
+        options: Any = {"head": True}
+        answer = ask(self.uri, lambda: obstore.get(self._store, self._key, options=options))
+        self._refuse_encoded(answer)
+        found = _listed(answer.meta, "")
         return Version(found.size, found.etag)
 
     def _range(self, offset: int, length: int, etag: str) -> bytes:
@@ -48,6 +49,7 @@ class StoreObject(RangedObject):
 
         def get() -> tuple[str, bytes]:
             answer = obstore.get(self._store, self._key, options=options)
+            self._refuse_encoded(answer)
             return _tag(answer.meta), bytes(answer.bytes())
 
         tag: str
@@ -55,7 +57,28 @@ class StoreObject(RangedObject):
         tag, data = ask(self.uri, get)
         if tag != etag:
             raise another_object(self.uri)
+        if len(data) != length:
+            raise self._encoded()
         return data
+
+    def _refuse_encoded(self, answer: Any) -> None:
+        """Google unpacks an object on its way where its attribute says gzip, whatever it holds: then sizes and ranges mean
+        nothing. Raises SourceError."""
+        if answer.attributes.get("Content-Encoding", "identity").lower() not in ("", "identity"):
+            raise self._encoded()
+
+    def _encoded(self) -> SourceError:
+        clear = (
+            f"gcloud storage objects update {self.uri} --clear-content-encoding"
+            if self._kind == "gs"
+            else f"az storage blob update --content-encoding '' for {self.uri}"
+        )
+        return SourceError(
+            "content_encoding",
+            f"{self.uri} has the attribute Content-Encoding, by which stores and clients unpack it on its way, so that its size "
+            f"and places in it are others than those listed; clear it: {clear}. A name that ends in .gz or .zst says that it is "
+            "packed",
+        )
 
 
 class StorePrefix:
@@ -91,21 +114,11 @@ class StorePrefix:
 def open_store(scheme: str, bucket: str) -> Any:
     """Raises SourceUnavailable without obstore, and where the environment has no account."""
     try:
-        from obstore.store import AzureStore, GCSStore
+        return ask(f"{scheme}://{bucket}", lambda: store_at(scheme, bucket, tries=TRIES))
     except ImportError as error:
         raise SourceUnavailable(
             f"reading {scheme}:// needs obstore on this machine; `pip install penstock[stores]`"
         ) from error
-    make: Any
-    make, cloud = (GCSStore, "GOOGLE") if scheme == "gs" else (AzureStore, "AZURE")
-    options: dict[str, Any] = {
-        "client_options": {
-            "connect_timeout": f"{CONNECT_TIMEOUT_S}s", "timeout": f"{READ_TIMEOUT_S}s",
-            "allow_http": os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("1", "true"),
-        },
-        "retry_config": {"max_retries": TRIES - 1, "retry_timeout": _RETRIES_END},
-    }  # fmt: skip
-    return ask(f"{scheme}://{bucket}", lambda: make(bucket, **options))
 
 
 def ask(uri: str, request: Callable[[], Any]) -> Any:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from penstock_producer.errors import SourceError
-from penstock_producer.job.formats import TEXT
+from penstock_producer.job.formats import MEDIA, TEXT
 from penstock_producer.sources.blobs.s3 import S3Prefix
 from penstock_producer.sources.blobs.store import SCHEMES, StorePrefix
 from penstock_producer.sources.listings.bucket import BucketListing
 from penstock_producer.sources.listings.folder import MAX_DEPTH, LocalFolder
 from penstock_producer.sources.listings.listing import Entry, Listing
-from penstock_producer.sources.readers.file_format import has_text_ending
+from penstock_producer.sources.media.kinds import LOOKED_AT, kind_of
+from penstock_producer.sources.readers.file_format import has_known_ending, has_text_ending
 
+ROWS: Final = "rows"
 _PATTERN: Final = frozenset("*?[")
+_FIRST_FILES: Final = 10  # whose names, or first bytes, say what a folder holds
 
 
 class Chosen:
@@ -35,15 +39,28 @@ class Chosen:
         """Whether a name below the place is one of these."""
         return matches(self.pattern, name)
 
-    def are_texts(self, given: str | None) -> bool:
-        """Whether each file is one document: as the job says, else by the first name. Raises SourceError for no file."""
-        first = next(self.entries(), None)
-        if first is None:
+    def form(self, given: str | None) -> str:
+        """What its files are: TEXT or MEDIA where each is a document, else ROWS. As the job says, else by the first of them
+        whose name tells, or whose first bytes are those of an image or a sound. Raises SourceError for no file."""
+        first = list(islice(self.entries(), _FIRST_FILES))
+        if not first:
             raise SourceError(
                 "no_such_file",
                 f"{self.uri} stands for no file; check the path (names with . or _ in front are left out)",
             )
-        return given == TEXT or (given is None and has_text_ending(first.name))
+        if given is not None:
+            return given if given in (TEXT, MEDIA) else ROWS
+        return next(filter(None, map(self._told_by, first)), ROWS)
+
+    def _told_by(self, entry: Entry) -> str | None:
+        if has_text_ending(entry.name):
+            return TEXT
+        if has_known_ending(entry.name):
+            return ROWS
+        if entry.fault is not None or not entry.size:
+            return None
+        start = self.listing.pinned(entry).read(0, min(entry.size, LOOKED_AT))
+        return None if kind_of(start) is None else MEDIA
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -21,10 +21,10 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import MISSING_FIELD
 from penstock_producer.sources.forms.row_words import columns_of, meant, too_large
 from penstock_producer.sources.forms.strict_json import RowFault
-from penstock_producer.sources.media.kinds import AUDIO, IMAGE, kind_of, refusal_of
+from penstock_producer.sources.media.kinds import AUDIO, EITHER, IMAGE, kind_of, refusal_of
 from penstock_producer.sources.media.places import MediaPlaces
 
-__all__ = ["MediaParts", "media_of"]
+__all__ = ["MAX_BYTES", "MediaParts", "either_of", "media_of"]
 
 MAX_BYTES: Final = 10 * 1024 * 1024  # of one file; providers take 5 to 20 MB
 MAX_ITEMS: Final = 20  # of one row
@@ -35,8 +35,9 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}):")
 class MediaParts:
     """Puts the images and sounds that a row names behind its text."""
 
-    def __init__(self, images: Sequence[str], sounds: Sequence[str], places: MediaPlaces, max_body_bytes: int) -> None:
-        self._fields = (*((name, IMAGE) for name in images), *((name, AUDIO) for name in sounds))
+    def __init__(self, fields: Sequence[tuple[str, str]], places: MediaPlaces, max_body_bytes: int) -> None:
+        """``fields``: columns, each with what it holds."""
+        self._fields = fields
         self._places = places
         self._max_body_bytes = max_body_bytes
 
@@ -89,7 +90,13 @@ def media_of(spec: JobSpec, places: MediaPlaces | None, max_body_bytes: int) -> 
     """What reads the images and sounds of a job's rows; None for a job without. No ``places``: addresses only."""
     if not spec.image_fields and not spec.audio_fields:
         return None
-    return MediaParts(spec.image_fields, spec.audio_fields, places or MediaPlaces(), max_body_bytes)
+    fields = (*((name, IMAGE) for name in spec.image_fields), *((name, AUDIO) for name in spec.audio_fields))
+    return MediaParts(fields, places or MediaPlaces(), max_body_bytes)
+
+
+def either_of(field: str, max_body_bytes: int) -> MediaParts:
+    """Of rows whose column holds an image or a sound, whichever its first bytes say."""
+    return MediaParts([(field, EITHER)], MediaPlaces(), max_body_bytes)
 
 
 def _holds_bytes(value: Any) -> bool:
@@ -109,7 +116,7 @@ def _inlined(data: bytes, where: str | bytes, modality: str, field: str) -> dict
         message, fix = refusal or ("", "")
         raise _invalid(field, where, message, fix)
     text = base64.b64encode(data).decode()
-    if modality == AUDIO:
+    if kind.modality == AUDIO:
         return {"type": "input_audio", "input_audio": {"data": text, "format": kind.name}}
     return {"type": "image_url", "image_url": {"url": f"data:image/{kind.name};base64,{text}"}}
 

@@ -12,6 +12,7 @@ from penstock_producer.job.formats import ARROW, COLUMNAR, CSV, JSONL, PARQUET, 
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.blobs.codecs import CODECS
 from penstock_producer.sources.blobs.unpacked import PACKED
+from penstock_producer.sources.readers.csv_look import LOOKED_AT, csv_or_tsv
 from penstock_producer.sources.readers.pinned_rows import FORMAT
 
 _BY_ENDING: Final = {
@@ -77,4 +78,4 @@ def _by_content(blob: Blob) -> tuple[str | None, str | None]:
     for magic, form in _BY_MAGIC.items():
         if start.startswith(magic):
             return None, form
-    return None, None
+    return None, csv_or_tsv(start, whole=len(start) < LOOKED_AT)

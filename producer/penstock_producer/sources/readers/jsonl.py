@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
+from penstock_producer.errors import SourceError
 from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sources.blobs.convert import refuse_content
 from penstock_producer.sources.blobs.lines import BOM, Line, split_lines
 from penstock_producer.sources.forms.strict_json import RowFault, parse_object, parse_surveyed
+from penstock_producer.sources.media.kinds import kind_of
+from penstock_producer.sources.readers.file_format import has_known_ending
 from penstock_producer.sources.readers.pinned_rows import PinnedRows
 
 
@@ -47,6 +51,8 @@ class JsonlSource(PinnedRows):
                 self._check_form(record)
             doc_id, body = self._form.read(record)
         except RowFault as fault:
+            if first and not has_known_ending(self.uri) and fault.code == "invalid_json_line":
+                fault.fix += "; a file of CSV whose name does not say so is read with --format csv"
             return self._bad(number, fault, cursor)
         return Document(doc_id, body, f"{offset}:{length}", number, cursor)
 
@@ -67,4 +73,16 @@ def _refuse_others(uri: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     for index, chunk in enumerate(chunks):
         if index == 0:
             refuse_content(uri, chunk.removeprefix(BOM))
+            _refuse_media(uri, chunk)
         yield chunk
+
+
+def _refuse_media(uri: str, start: bytes) -> None:
+    media = kind_of(start)
+    if media is not None:
+        folder = uri.rpartition("/")[0] or "."
+        raise SourceError(
+            "unsupported_format",
+            f"{uri} is {media.name} ({media.modality}), not JSON Lines; images and sounds are read as the files of a folder: "
+            f"write {folder}/, or a pattern such as {folder}/*{PurePosixPath(uri).suffix}",
+        )

@@ -13,7 +13,7 @@ _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
 
 def text_of(name: str, data: bytes, encoding: str) -> str:
     """The text of one file. Raises RowFault for a file that holds none."""
-    _check_name(name)
+    check_name(name)
     plain = data.removeprefix(BOM)
     if not plain or plain.isspace():
         raise RowFault("empty_file", "The file holds no text.", fix="remove it, or fill it")
@@ -23,13 +23,15 @@ def text_of(name: str, data: bytes, encoding: str) -> str:
         text = plain.decode(encoding)
     except UnicodeDecodeError as error:
         why = f"its byte {error.start + len(data) - len(plain)} is 0x{plain[error.start]:02x}"
-        fix = "name the encoding of the files (--encoding cp1252); images and other binary files are not read"
+        fix = (
+            "name the encoding of the files (--encoding cp1252); images and sounds are read from a folder of their own"
+        )
         raise _no_text(why, plain, error.start, fix) from None
     check_text(text, "text")
     return text
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:

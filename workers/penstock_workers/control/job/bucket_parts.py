@@ -6,7 +6,7 @@ import logging
 
 from penstock_ledger import Database, OutcomeStore
 from penstock_ledger.model import Job
-from penstock_producer.bucket.client import Bucket
+from penstock_producer.bucket.place import Place
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.parts.growing import GrowingOutput
 from penstock_producer.storage import bucket_at
@@ -25,7 +25,7 @@ class BucketParts:
         self._settings = settings
         self._database = database
         self._outcomes = OutcomeStore(database)
-        self._bucket: Bucket | None = None  # opened by the first pass, which imports boto3
+        self._bucket: Place | None = None  # opened by the first pass, which imports its client
         self._conditional = False
         self._growing: dict[str, GrowingOutput] = {}  # of jobs that are led here
 
@@ -48,7 +48,7 @@ class BucketParts:
     def forget(self, job_id: str) -> None:
         self._growing.pop(job_id, None)
 
-    def _opened(self) -> Bucket:
+    def _opened(self) -> Place:
         """Two threads may open it at the same time, which does no harm."""
         if self._bucket is None:
             bucket = bucket_at(str(self._settings.results_url), s3_endpoint_url=self._settings.s3_endpoint_url)

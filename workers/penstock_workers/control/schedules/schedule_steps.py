@@ -14,7 +14,7 @@ from functools import partial
 
 from penstock_ledger import DatabaseUnavailable, Decision, FiringOutcome, PenstockError, Schedule, ScheduleStore
 from penstock_ledger.redaction import redact
-from penstock_producer.errors import ScheduleError, SourceForbidden, SourceUnavailable
+from penstock_producer.errors import ScheduleError, SinkError, SinkUnfit, SourceForbidden, SourceUnavailable
 from penstock_producer.schedules.due import Due, due
 from penstock_producer.schedules.timetable import Timetable
 from penstock_workers.control.schedules.starts import Start, Started, Starts
@@ -168,7 +168,9 @@ def _error_of(start: Start) -> BaseException | None:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """A source or a database that is away, a full disk, and what was not foreseen; not what only an edit corrects."""
+    """A source, a database or a place for results that is away, a full disk, and what was not foreseen; not what only an edit
+    corrects."""
     if isinstance(error, PenstockError):
-        return isinstance(error, SourceUnavailable | DatabaseUnavailable) and not isinstance(error, SourceForbidden)
+        away = isinstance(error, SourceUnavailable | DatabaseUnavailable | SinkError)
+        return away and not isinstance(error, SourceForbidden | SinkUnfit)
     return not isinstance(error, TimeoutError)

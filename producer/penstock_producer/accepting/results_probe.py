@@ -1,0 +1,116 @@
+"""Whether a job's results can be written where the settings and the job say, tried before the job is accepted.
+
+Buckets are tried from every machine, folders and files of SQLite only where the ledger is SQLite as well: then the control
+processes run on this machine. A database behind a variable that is not set here is the control processes' alone to try.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final
+
+from penstock_producer.errors import SinkError
+from penstock_producer.job.sinks import into_url
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.outputs import probe_sink
+from penstock_producer.settings import ProducerSettings
+from penstock_producer.source_names import BY_VARIABLE, SQLITE, variable_in
+from penstock_producer.storage import probe_parts
+
+__all__ = ["ResultsProbe"]
+
+GOOD_S: Final = 60.0  # what was just tried well is not tried again for every job
+AT_ONCE: Final = 4  # threads: a store that hangs holds one until its own patience ends
+
+log = logging.getLogger(__name__)
+
+
+class ResultsProbe:
+    """Thread-safe."""
+
+    def __init__(self, settings: ProducerSettings, *, one_machine: bool, remote: bool) -> None:
+        """``remote``: who submits hears nothing of the place that its operator chose."""
+        self._settings = settings
+        self._one_machine = one_machine
+        self._remote = remote
+        self._room = threading.BoundedSemaphore(AT_ONCE)
+        self._good_until = 0.0  # monotonic: of results_url
+
+    def check(self, spec: JobSpec) -> None:
+        """Raises SinkError, which names the place, what is wrong there and what to do; SinkUnfit where only a change helps."""
+        if not self._settings.results_probe_s:
+            return
+        place = self._settings.results_url
+        if place is not None and ("://" in place or self._one_machine) and time.monotonic() >= self._good_until:
+            self._try("the setting results_url", lambda: self._place(place))
+            self._good_until = time.monotonic() + GOOD_S
+        if spec.into is not None:
+            self._try(f"the table {spec.into_table} of the job's option into", lambda: self._table(spec))
+
+    def _place(self, place: str) -> None:
+        endpoint = self._settings.s3_endpoint_url
+        probe_sink(place, s3_endpoint_url=endpoint)
+        if self._settings.writes_parts:
+            probe_parts(place, s3_endpoint_url=endpoint)
+
+    def _table(self, spec: JobSpec) -> None:
+        into = str(spec.into)
+        if into.startswith(BY_VARIABLE) and not os.environ.get(variable_in(into) or ""):
+            return
+        url = into_url(into, os.environ)
+        if url.startswith(tuple(f"{scheme}:" for scheme in SQLITE)) and not (self._one_machine and _is_whole(url)):
+            return
+        from penstock_producer.tables.columns import Table
+        from penstock_producer.tables.database import TableSink
+
+        sink = TableSink(url, spec.into_table or "", Table(spec.to_json()), id_column=spec.into_id)
+        try:
+            sink.prepare()
+        finally:
+            sink.close()
+
+    def _try(self, what: str, work: Callable[[], None]) -> None:
+        try:
+            self._within(what, work)
+        except SinkError as error:
+            if not self._remote:
+                raise type(error)(f"{what}, tried before the job is accepted: {error}") from error
+            log.warning("a job from a remote door was refused: %s: %s", what, error)
+            raise type(error)(
+                f"{what} cannot be written from here: the log of this process says why; try again later"
+            ) from None
+
+    def _within(self, what: str, work: Callable[[], None]) -> None:
+        """Whatever a driver or a client waits for: not longer than the setting says."""
+        limit_s = self._settings.results_probe_s
+        if not self._room.acquire(timeout=limit_s):
+            raise SinkError(f"{AT_ONCE} earlier tries of such places still hang; look at the store or the network")
+        done: Future[None] = Future()
+        threading.Thread(target=self._run, args=(work, done), name="results-probe", daemon=True).start()
+        try:
+            done.result(limit_s)
+        except TimeoutError:
+            raise SinkError(
+                f"no answer within {limit_s:g} s: look at the store or the network, or raise the setting results_probe_s "
+                "(PENSTOCK_RESULTS_PROBE_S; 0 tries nothing)"
+            ) from None
+
+    def _run(self, work: Callable[[], None], done: Future[Any]) -> None:
+        try:
+            work()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error if isinstance(error, SinkError) else SinkError(f"{type(error).__name__}: {error}"))
+        finally:
+            self._room.release()
+
+
+def _is_whole(url: str) -> bool:
+    """Whether a URL of SQLite means the same file in every process: they work in other folders."""
+    return Path(url.partition("///")[2].partition("?")[0]).is_absolute()
