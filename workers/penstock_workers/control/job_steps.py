@@ -178,10 +178,10 @@ class JobSteps:
 
     def _has_left(self, job: Job, outstanding: int) -> bool:
         """Whether documents may be fed to the job's lane: what waited in the one before has been taken from there."""
-        has_left = False
         with self._faults_of_source(job):
-            has_left = self._leaving.step(job, self._specs.of(job), outstanding)
-        return has_left
+            if self._leaving.step(job, self._specs.of(job), outstanding):
+                return True
+        return False
 
     def _led_by_control(self, job: Job, feeds: Sequence[LiveFeed]) -> tuple[LiveFeed, ...]:
         """Of a job whose documents are packed by workers only the feeds that they have read to their end, until it ends."""
