@@ -51,8 +51,8 @@ INTERNAL_SURFACE = {
     "penstock_workers": {
         "__main__", "amqp_address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",
         "celery_app.app", "celery_app.probe", "control", "control.lanes.forecast", "doors.task_records", "errors",
-        "item.failures", "item.run.runs", "lane_changes", "lanes.cards", "lanes.one_run", "lanes.registry", "preload", "settings",
-        "stores",
+        "item.failures", "item.run.runs", "lane_changes", "lanes.cards", "lanes.one_run", "lanes.registry",
+        "preload", "settings", "stores",
     },
     "penstock_simulate": set(),
     "penstock_gateway": set(),
