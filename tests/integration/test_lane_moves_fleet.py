@@ -30,7 +30,7 @@ class House:
 
     def workers(self) -> None:
         prices: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICE.items()}
-        batch: dict[str, Any] = {"batch__folder": self.fleet.folder / "packed", "batch__poll_first_s": 0.1, "batch__poll_cap_s": 0.2}
+        batch = {"batch__folder": self.fleet.folder / "packed", "batch__poll_first_s": 0.1, "batch__poll_cap_s": 0.2}
         self.fleet.worker(4, **prices)
         self.fleet.worker(1, lane="batch", **batch, **prices)
 
