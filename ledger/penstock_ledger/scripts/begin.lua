@@ -3,8 +3,7 @@
 -- KEYS[1] penstock:epoch  touched, see below; while it is not the caller's, Redis forgot, and windows tell nothing
 -- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when feeds have not filled the windows again
 -- computed, from the prefixes in ARGV:
---   penstock:<job>:state            string: paused | cancelled | missing
---   penstock:<job>:lane             string: the lane that the job has moved to; missing where it has not
+--   penstock:<job>:state, :lane     strings: paused | cancelled | missing; the lane that the job has moved to | missing
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
 --   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; put_off.lua takes them back
@@ -12,8 +11,7 @@
 -- ARGV[1] epoch, ARGV[3] the lane of the worker, "" for a caller that has none
 -- ARGV[2] msgpack list of feeds, each {job prefix, feed prefix, {document id, ...}, {bucket number, ...}, {completed-set field,
 -- ...}}, at most 500 items in all; a field is false where it is the document's id, else the index of the argument that holds it
--- Returns per item, in this order: reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 in another lane, see
--- BeginReply),
+-- Returns per item, in order: reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 in another lane: BeginReply),
 -- crashes = earlier starts that never came to a conclusion
 --
 -- What is in the window is not in the completed set: what is put into the set leaves the window in the same call (settle.lua,

@@ -1,7 +1,7 @@
 """Moves of jobs between lanes: of two processes that decide at once, one wins.
 
 A move is one transaction: the job's lane, and the row that says why. All that follows from it is done again and again by
-whoever works on the job, until nothing is left where it was.
+each process that works on the job, until nothing is left where it was.
 """
 
 from __future__ import annotations
@@ -76,5 +76,13 @@ def _values(move: LaneMove) -> dict[str, Any]:
 
 def _move_of(row: Row[Any]) -> LaneMove:
     return LaneMove(
-        row.job_id, row.number, row.at, row.before, row.lane, row.reason, row.why, orjson.loads(row.figures), row.left_at
+        row.job_id,
+        row.number,
+        row.at,
+        row.before,
+        row.lane,
+        row.reason,
+        row.why,
+        orjson.loads(row.figures),
+        row.left_at,
     )

@@ -18,7 +18,7 @@ DEFAULT_OUTPUT_TOKENS: Final = 256  # the same
 MEASURED: Final = 1_000  # documents that an estimate is taken from
 MEASURED_BYTES: Final = 64 * 1024 * 1024  # of them: large documents are alike sooner
 MTOK: Final = 1_000_000
-_OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
 _MEDIA: Final = re.compile(
     rb'"(?:data:[\w/+.-]{1,60};base64,)?[A-Za-z0-9+/]{1000,}={0,2}"'
 )  # no text, and no tokens of one
@@ -79,5 +79,8 @@ class Measure:
 
 def output_asked(body: Any) -> int | None:
     """The most tokens that a request lets its answer have; None where it does not say."""
-    found = [body.get(name) for name in _OUTPUT_FIELDS] if isinstance(body, dict) else []
+    if not isinstance(body, dict):
+        return None
+    config = body.get("generationConfig")  # where requests to Gemini say it
+    found = [fields.get(name) for fields in (body, config) if isinstance(fields, dict) for name in _OUTPUT_FIELDS]
     return next((most for most in found if isinstance(most, int)), None)
