@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.batches import Drains as Drains
     from penstock_ledger.in_redis.batches import JobSeen as JobSeen
     from penstock_ledger.in_redis.batches import Keep as Keep
+    from penstock_ledger.in_redis.batches import MayCost as MayCost
     from penstock_ledger.in_redis.batches import Memory as Memory
     from penstock_ledger.in_redis.batches import Publish as Publish
     from penstock_ledger.in_redis.batches import PublishReport as PublishReport
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.batches import SettledRetry as SettledRetry
     from penstock_ledger.in_redis.batches import SettleReport as SettleReport
     from penstock_ledger.in_redis.batches import WorkerSeen as WorkerSeen
+    from penstock_ledger.in_redis.budget_book import Account as Account
+    from penstock_ledger.in_redis.budget_book import BudgetBook as BudgetBook
     from penstock_ledger.in_redis.causes import Cause as Cause
     from penstock_ledger.in_redis.causes import CauseBook as CauseBook
     from penstock_ledger.in_redis.queue_book import QueueBook as QueueBook
@@ -90,7 +93,6 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
-    from penstock_ledger.provider_batch import NoRoom as NoRoom
     from penstock_ledger.provider_batch import ProviderBatch as ProviderBatch
     from penstock_ledger.provider_batch import Remainder as Remainder
     from penstock_ledger.provider_batch import Waiting as Waiting
@@ -137,9 +139,10 @@ else:
         {
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
-                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep Memory Publish PublishReport SettleBatch "
-                "SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep MayCost Memory Publish PublishReport "
+                "SettleBatch SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
+            "penstock_ledger.in_redis.budget_book": "Account BudgetBook",
             "penstock_ledger.in_redis.causes": "Cause CauseBook",
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.errors": (
@@ -158,7 +161,7 @@ else:
             "penstock_ledger.stores.provenance": "MadeWith Provenance",
             "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
             "penstock_ledger.provider_batch": (
-                "BatchesOpen BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting"
+                "BatchesOpen BatchState BatchSum NewProviderBatch ProviderBatch Remainder Waiting"
             ),
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",

@@ -207,7 +207,14 @@ def pause(
     _move(job, state, JobState.PAUSED, {JobState.RUNNING, JobState.PAUSED}, reason)
 
 
-def resume(job: options.JobName, state: options.StateOption = None) -> None:
+def resume(
+    job: options.JobName,
+    budget_usd: Annotated[
+        float | None,
+        typer.Option("--budget-usd", min=0, help="The job's budget from now on, with what is spent already."),
+    ] = None,
+    state: options.StateOption = None,
+) -> None:
     """Let a paused job go on; a pause or a hold of its provider ends, too."""
     from penstock_cli.connect import books
     from penstock_cli.watching.holds import lift_provider
@@ -215,11 +222,31 @@ def resume(job: options.JobName, state: options.StateOption = None) -> None:
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
+        if budget_usd is not None:
+            _give_budget(ledger, found, budget_usd)
         lifted = "" if found.state.final else lift_provider(ledger, found)
     if lifted:
         typer.echo(lifted)
     if not lifted or found.state is not JobState.RUNNING:
         _move(job, state, JobState.RUNNING, {JobState.PAUSED}, None)
+
+
+def _give_budget(ledger: Books, job: Job, budget_usd: float) -> None:
+    """Raises UsageProblem and SpecError."""
+    from penstock_cli.show.figures import MICRO
+    from penstock_cli.show.text import safe
+    from penstock_producer import Producer
+    from penstock_producer.settings import ProducerSettings
+
+    spent = ledger.outcomes.counts(job.job_id).cost_microusd / MICRO
+    if job.state.final:
+        raise UsageProblem(f"job {safe(job.job_key)} is {job.state}; only one that goes on takes a budget")
+    if budget_usd <= spent:
+        raise UsageProblem(f"--budget-usd {budget_usd:g}: {spent:.4f} USD are spent already; name a larger sum of all")
+    with Producer(ProducerSettings.load(), database=ledger.database) as producer:
+        if not producer.limit(job.job_id, budget_usd=budget_usd, deadline_s=job.spec.get("deadline_s")):
+            raise UsageProblem(f"job {safe(job.job_key)} was changed by another process; try again")
+    typer.echo(f"the budget of {safe(job.job_key)} is {budget_usd:g} USD now")
 
 
 def cancel(job: options.JobName, state: options.StateOption = None) -> None:

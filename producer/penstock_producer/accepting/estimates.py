@@ -54,11 +54,12 @@ class Measure:
         return self.documents >= MEASURED or self.size >= MEASURED_BYTES
 
     def add(self, body: bytes) -> None:
-        most = output_asked(orjson.loads(body))
+        fields = orjson.loads(body)
+        most, choices = output_asked(fields), _choices(fields)
         self.documents += 1
         self.size += len(body)
         self.chars += len(body) - sum(len(found[0]) for found in _MEDIA.finditer(body))
-        self.tokens_out += DEFAULT_OUTPUT_TOKENS if most is None else most
+        self.tokens_out += choices * (DEFAULT_OUTPUT_TOKENS if most is None else most)
         self.capped = self.capped and most is not None
 
     def of(self, total: int) -> Estimate:
@@ -84,3 +85,9 @@ def output_asked(body: Any) -> int | None:
     config = body.get("generationConfig")  # where requests to Gemini say it
     found = [fields.get(name) for fields in (body, config) if isinstance(fields, dict) for name in _OUTPUT_FIELDS]
     return next((most for most in found if isinstance(most, int)), None)
+
+
+def _choices(body: Any) -> int:
+    """How many answers a request asks for."""
+    wanted = body.get("n") if isinstance(body, dict) else None
+    return wanted if type(wanted) is int and wanted > 0 else 1

@@ -36,6 +36,7 @@ from penstock_workers.lanes.batch.packed import PackedFolder
 from penstock_workers.lanes.batch.packing import Packer
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
+from penstock_workers.lanes.batch.reservations import Reservations
 from penstock_workers.lanes.batch.standing import Jobs
 from penstock_workers.lanes.row import Beside, StartBeside
 from penstock_workers.metrics import catalogue
@@ -167,6 +168,7 @@ class BatchEngine:
             settings=settings,
             owner=self._owner,
             store=batches,
+            reservations=Reservations(stores.hot.budgets, batches, outcomes),
             jobs=Jobs(jobs, stores.hot),
             views=JobBook(read_job(jobs, settings)),
             folder=folder,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import uuid4
 
-from penstock_ledger import BatchLost, BatchState, JobState, NoRoom, ProviderBatch, ProviderBatchStore
+from penstock_ledger import BatchLost, BatchState, JobState, ProviderBatch, ProviderBatchStore
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import full_jitter
@@ -40,6 +40,7 @@ from penstock_workers.lanes.batch.provider import (
     TryLater,
     Unclear,
 )
+from penstock_workers.lanes.batch.reservations import Reservations
 from penstock_workers.lanes.batch.standing import Jobs, Standing
 from penstock_workers.settings import WorkerSettings
 
@@ -57,7 +58,6 @@ FILE_KEPT_S: Final = (
 )
 OUTPUTS_WITHIN_S: Final = 600.0  # of its end a batch names the outputs that it has counted answers for
 POLL_GROWTH: Final = 1.5
-MICROUSD: Final = 1_000_000  # in a dollar
 POLL_GROWTHS_MAX: Final = 100  # far beyond every cap; a power of some thousands is no float any more
 
 
@@ -68,6 +68,7 @@ class Surroundings:
     settings: WorkerSettings
     owner: str
     store: ProviderBatchStore
+    reservations: Reservations  # in the budgets of jobs
     jobs: Jobs
     views: JobBook
     folder: PackedFolder
@@ -174,6 +175,7 @@ class Journey:
             return
         except (TokenCapReached, TryLater, BatchRefused, AccountStopped):
             await self._write(creating_at=None)  # nothing is at the provider, for certain
+            await self._unreserve()
             raise
         self._hit("batch_after_create")
         await self._created(seen)
@@ -262,7 +264,9 @@ class Journey:
         """What has no answer goes on, and nothing of the batch is left lying about."""
         batch = self.batch
         handed_over = await self._in_thread(self._around.store.is_handed_over, batch.tag)
-        if self._standing is not Standing.ENDS and not handed_over:  # a job that ends writes off all that has no outcome
+        if (
+            self._standing is not Standing.ENDS and not handed_over
+        ):  # a job that ends writes off all that has no outcome
             view, packed = await self._view(), await self._files()
             if view is not None:
                 await self._around.collector.unanswered(batch, view, packed, batch.why or "batch_lost")
@@ -296,6 +300,7 @@ class Journey:
         fresh = await self._in_thread(self._around.store.replace, self.batch, self._around.owner, tag, why)
         if fresh is None:
             raise BatchLost(self.batch.tag)
+        await self._unreserve()
         await self._in_thread(self._around.folder.rename, self.batch.tag, tag)
         self.batch, self.tags, self._polls = fresh, {tag}, 0
         await self._write(why=why)
@@ -335,6 +340,7 @@ class Journey:
     async def _settled(self, why: str | None) -> None:
         if not await self._in_thread(self._around.store.end, self.batch, self._around.owner, why):
             raise BatchLost(self.batch.tag)
+        await self._unreserve()
         self.batch = replace(self.batch, state=BatchState.SETTLED, why=why)
         await self._in_thread(self._around.folder.batch(self.batch.tag).remove)
         self._around.changed.set()
@@ -390,28 +396,38 @@ class Journey:
         await self._pause(wait_s)
 
     async def _reserve(self) -> bool:
-        cap, budget = self._around.settings.provider(self.batch.provider).batch_enqueued_tokens, await self._budget()
+        if not await self._is_paid_for():
+            return False
+        cap = self._around.settings.provider(self.batch.provider).batch_enqueued_tokens
         begin, owner = self._around.store.begin_create, self._around.owner
-        full: NoRoom | None = await self._in_thread(begin, self.batch, owner, cap, budget)
-        if full is None:
+        if await self._in_thread(begin, self.batch, owner, cap):
             self.batch = replace(self.batch, creating_at=time.time())
             return True
-        if not full.is_budget:
-            await self._wait_for_room(f"the account may have {cap} tokens in batches (batch_enqueued_tokens)")
-        elif full.held:
-            await self._wait_for_room("the job's budget may be needed for its other batches")
+        await self._unreserve()
+        await self._wait_for_room(f"the account may have {cap} tokens in batches (batch_enqueued_tokens)")
+        return False
+
+    async def _is_paid_for(self) -> bool:
+        """Whether the budget of its job has room for what it may cost, beside all that is under way in any lane; reserve that."""
+        job = await self._around.jobs.get(self.batch.job_id)
+        budget_usd = None if job is None else self._around.jobs.spec(job).budget_usd
+        if job is None or budget_usd is None:
+            return True
+        room = await self._in_thread(self._around.reservations.reserve, self.batch, budget_usd)
+        if room.is_reserved:
+            return True
+        if room.account.reserved:
+            await self._wait_for_room("the job's budget may be needed for what is under way")
         else:
-            await self._around.jobs.stop(
-                self.batch.job_id, JobState.PAUSED, _over_budget(self.batch, full, budget or 0)
-            )
+            why = await self._in_thread(self._around.reservations.why, job, budget_usd, room.account, self.batch)
+            await self._around.jobs.stop(job.job_id, JobState.PAUSED, why)
             await self._pause(LOOK_AT_JOB_S)
         return False
 
-    async def _budget(self) -> int | None:
-        """In millionths of a dollar."""
+    async def _unreserve(self) -> None:
         job = await self._around.jobs.get(self.batch.job_id)
-        budget_usd = None if job is None else self._around.jobs.spec(job).budget_usd
-        return None if budget_usd is None else round(budget_usd * MICROUSD)
+        if job is not None and self._around.jobs.spec(job).budget_usd is not None:
+            await self._in_thread(self._around.reservations.end, self.batch)
 
     async def _wait_for_room(self, why: str) -> None:
         if self.batch.why != why:
@@ -492,13 +508,6 @@ def _counts(seen: BatchSeen) -> dict[str, int | None]:
         {"succeeded": None, "failed": None}
         if counts is None
         else {"succeeded": counts.succeeded, "failed": counts.failed}
-    )
-
-
-def _over_budget(batch: ProviderBatch, full: NoRoom, budget: int) -> str:
-    return (
-        f"budget_exhausted: {full.spent / MICROUSD:.4f} of {budget / MICROUSD:g} USD are spent, and the next batch of "
-        f"{batch.requests} documents may cost {batch.may_cost_microusd / MICROUSD:.4f} USD; resume with a higher budget_usd"
     )
 
 

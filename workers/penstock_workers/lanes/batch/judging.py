@@ -46,7 +46,9 @@ class Parting(NamedTuple):
     """On which the answers of a batch are taken whose job has left the lane."""
 
     has_left: bool = False  # then a cancel at the provider was asked for here, and costs no document a try
-    is_handed_over: bool = False  # its documents are in another lane, too: the first answer counts, and each was paid for
+    is_handed_over: bool = (
+        False  # its documents are in another lane, too: the first answer counts, and each was paid for
+    )
 
 
 USUAL: Final = Parting()

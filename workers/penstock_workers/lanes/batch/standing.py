@@ -17,7 +17,9 @@ class Standing(Enum):
     """What a job lets its batches do."""
 
     RUNS = "runs"
-    LEAVES = "leaves"  # its job goes on in another lane: what is at the provider is cancelled, and what was answered is kept
+    LEAVES = (
+        "leaves"  # its job goes on in another lane: what is at the provider is cancelled, and what was answered is kept
+    )
     WAITS = "waits"  # paused: nothing new goes to the provider; what is there is collected
     ENDS = "ends"  # cancelled, failed or purged: what is at the provider is cancelled, and what was answered is kept
 
