@@ -17,7 +17,7 @@ from penstock_ledger import BatchState, ProviderBatchStore
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer import Producer
 from penstock_workers.lanes.batch import engine as engine_module
-from penstock_workers.lanes.batch import journey, leader, provider
+from penstock_workers.lanes.batch import ending, journey, leader, led_batch, provider, sending
 from penstock_workers.lanes.batch.engine import BatchEngine
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
@@ -194,7 +194,8 @@ def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(leader, "LOOK_S", 0.02)
     monkeypatch.setattr(journey, "FAULT_BASE_S", 0.01)
     monkeypatch.setattr(journey, "LOOK_AT_JOB_S", 0.02)
-    monkeypatch.setattr(journey, "CAP_WAIT_S", 0.05)
+    monkeypatch.setattr(led_batch, "LOOK_AT_JOB_S", 0.02)
+    monkeypatch.setattr(led_batch, "CAP_WAIT_S", 0.05)
     provider = Memory()
     monkeypatch.setattr(engine_module, "open_batches", lambda name, settings: provider)
     url = f"sqlite:///{tmp_path}/ledger.db"
@@ -361,7 +362,7 @@ async def test_a_provider_that_deletes_nothing_holds_up_no_job(house: House, err
 
 async def test_a_batch_that_never_fits_pauses_its_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to set. Its documents wait for batches of another size, and no try of theirs is counted."""
-    monkeypatch.setattr(journey, "FULL_TRIES", 2)
+    monkeypatch.setattr(ending, "FULL_TRIES", 2)
     full = LineProblem("token_limit_exceeded", "too many tokens", None)
     house.provider.problems = lambda names, nth: (full,) if nth < 3 else ()
     job = house.submit(4, max_attempts=1)
@@ -386,7 +387,7 @@ async def test_a_file_that_the_provider_has_dropped_is_uploaded_again(
 ) -> None:
     """A batch may wait for its turn for longer than its provider keeps files."""
     house.provider.errors = {"create": [BatchGone(404, "not_found", "no such file")]}
-    monkeypatch.setattr(journey, "FILE_KEPT_S", 0.0)
+    monkeypatch.setattr(sending, "FILE_KEPT_S", 0.0)
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made), house.provider.uploads) == (4, 1, 2)
 

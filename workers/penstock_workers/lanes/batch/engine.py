@@ -29,9 +29,9 @@ from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.lanes.batch.apis.open import open_batches
 from penstock_workers.lanes.batch.collect import Collector
-from penstock_workers.lanes.batch.journey import Surroundings
 from penstock_workers.lanes.batch.judging import Judge
 from penstock_workers.lanes.batch.leader import Leader
+from penstock_workers.lanes.batch.led_batch import Surroundings
 from penstock_workers.lanes.batch.packed import PackedFolder
 from penstock_workers.lanes.batch.packing import Packer
 from penstock_workers.lanes.batch.provider import BatchProvider

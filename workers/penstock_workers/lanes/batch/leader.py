@@ -32,7 +32,8 @@ from penstock_producer.job.lanes import packs
 from penstock_ratelimit import full_jitter
 from penstock_workers.errors import WorkerError
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.lanes.batch.journey import Journey, Surroundings
+from penstock_workers.lanes.batch.journey import Journey
+from penstock_workers.lanes.batch.led_batch import Surroundings
 from penstock_workers.lanes.batch.packing import REQUESTS_MAX, Stopped
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.standing import Standing
