@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import JobState as JobState
     from penstock_ledger.model import NewJob as NewJob
     from penstock_ledger.model import Result as Result
+    from penstock_ledger.provider_batch import CANCEL_WAIT_S as CANCEL_WAIT_S
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
@@ -148,7 +149,9 @@ else:
             "penstock_ledger.stores.batch_remainders": "RemainderStore",
             "penstock_ledger.stores.provenance": "MadeWith Provenance",
             "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
-            "penstock_ledger.provider_batch": "BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting",
+            "penstock_ledger.provider_batch": (
+                "CANCEL_WAIT_S BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting"
+            ),
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore",

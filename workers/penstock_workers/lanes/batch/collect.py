@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -61,14 +61,15 @@ class Collector:
             async for answer in answers:
                 if isinstance(answer, UnreadableLine):
                     collected.note_odd(batch, "unreadable", f"{answer.output} line {answer.line}: {answer.why}")
-                    continue
+                    if answer.custom_id is None:
+                        continue
                 document = left.pop(answer.custom_id, None)
                 if document is None:
                     kind = "repeated" if answer.custom_id in known else "unknown"
                     collected.note_odd(batch, kind, f"its custom_id {answer.custom_id[:80]!r} is {kind}")
                     continue
                 collected.answers += 1
-                group.append((document, answer))
+                group.append((document, _too_large(answer) if isinstance(answer, UnreadableLine) else answer))
                 if len(group) >= GROUP:
                     await self._settle(batch, job, packed, group)
                     group = []
@@ -76,11 +77,10 @@ class Collector:
         return collected
 
     async def refused(
-        self, batch: ProviderBatch, job: JobView, packed: PackedBatch, problems: Iterable[LineProblem]
+        self, batch: ProviderBatch, job: JobView, packed: PackedBatch, problems: Sequence[LineProblem]
     ) -> int:
-        """Documents whose lines the provider's validation refused; returns how many."""
-        by_line = {problem.line: problem for problem in problems if problem.line is not None}
-        found = await asyncio.to_thread(_at_lines, packed, batch, by_line)
+        """Documents whose lines the provider's validation refused; returns how many. There is one problem at least."""
+        found = await asyncio.to_thread(_at_lines, packed, batch, problems)
         for start in range(0, len(found), GROUP):
             await self._settle(batch, job, packed, found[start : start + GROUP])
         return len(found)
@@ -107,13 +107,22 @@ class Collector:
             self._failpoints.hit("batch_collecting")
 
 
+def _too_large(line: UnreadableLine) -> Failure:
+    """It was paid for, and would be as long again."""
+    return Failure("answer_too_large", f"the line of its answer in {line.output} is not read: {line.why}", None)
+
+
 def _at_lines(
-    packed: PackedBatch, batch: ProviderBatch, by_line: dict[int, LineProblem]
+    packed: PackedBatch, batch: ProviderBatch, problems: Sequence[LineProblem]
 ) -> list[tuple[PackedDocument, BatchAnswer | Failure]]:
-    """Nothing where the files were packed again with other lines than the provider has seen."""
+    """Nothing where the files were packed again with other lines than the provider has seen. The only document of a batch is
+    meant whatever the provider names."""
     documents = list(packed.documents())
     if len(documents) != batch.requests:
         return []
+    by_line = {problem.line: problem for problem in problems if problem.line is not None}
+    if len(documents) == 1:
+        by_line[1] = problems[0]
     return [
         (document, Failure("bad_request", f"{problem.code}: {problem.message}", None, Signal.REFUSED))
         for line, document in enumerate(documents, start=1)

@@ -17,6 +17,10 @@ from penstock_workers.lanes.batch.standing import Standing
 log = logging.getLogger(__name__)
 
 FULL_TRIES: Final = 7  # after 25 minutes of waits for room a batch that is alone at its provider is too large
+REFUSED: Final = "batch_refused"
+REFUSED_MAX: Final = (
+    8  # batches of a job in a row, for no line of theirs: then it is nothing that smaller ones could find
+)
 OUTPUTS_WITHIN_S: Final = 600.0  # of its end a batch names the outputs that it has counted answers for
 
 
@@ -78,25 +82,32 @@ class Ending:
         """Whether its answers can be read: what seems to have none would be asked for, and paid for, again."""
         if seen.ended and (seen.outputs or seen.counts is None or not seen.counts.succeeded):
             return True
-        return seen.ended and time.time() - (self._led.batch.ended_at or 0.0) > OUTPUTS_WITHIN_S
+        since_s = time.time() - (self._led.batch.ended_at or 0.0)
+        return since_s > (OUTPUTS_WITHIN_S if seen.ended else self._led.around.settings.batch.stuck_after_s)
 
     async def _collected(self, why: str) -> None:
         await self._led.write(state=BatchState.COLLECTED, collected_at=time.time(), why=why)
         self._led.hit("batch_collected")
 
     async def _refused(self, view: JobView, packed: PackedBatch, seen: BatchSeen) -> None:
-        """Its validation refused all of it for some lines. Those are dead letters, and the others go into another batch."""
-        batch = self._led.batch
-        at_fault = await self._led.around.collector.refused(batch, view, packed, seen.problems)
+        """Its validation refused all of it for some lines. Those are dead letters, and the others go into batches of half its
+        size: a provider that names one bad line at a time, or none, costs no more rounds than a batch can be halved."""
+        led, batch = self._led, self._led.batch
+        at_fault = await led.around.collector.refused(batch, view, packed, seen.problems)
         first = seen.problems[0]
         words = f"{first.code}: {first.message}"
         log.warning(
-            "provider batch %s of job %s was refused by its provider (%s); %d of its %d lines are at fault", batch.tag,
-            batch.job_id, words, at_fault, batch.requests,
+            "provider batch %s of job %s was refused by its provider (%s); it names %d of its %d lines", batch.tag, batch.job_id,
+            words, at_fault, batch.requests,
         )  # fmt: skip
-        await self._collected(
-            f"batch_refused: {words}" if at_fault else f"batch_lost: the provider refused it: {words}"
-        )
+        await self._collected(f"{REFUSED}: {words}")
+        refused_in_a_row = led.around.store.refused_in_a_row
+        if not at_fault and await led.in_thread(refused_in_a_row, batch.job_id, REFUSED_MAX, REFUSED):
+            reason = (
+                f"{REFUSED}: the provider {batch.provider} has refused {REFUSED_MAX} batches of this job in a row and named no "
+                f"line ({words}); correct what it says and resume the job, which tries smaller batches"
+            )
+            await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
 
     async def _again(self, seen: BatchSeen) -> None:
         """The account had no room for its tokens: the same documents wait as another batch, since this one has failed."""
@@ -127,7 +138,7 @@ class Ending:
         )
         await led.around.jobs.stop(batch.job_id, JobState.PAUSED, words)
         await led.delete(unasked=True)
-        await self._collected(f"batch_refused: {why}")
+        await self._collected(f"{REFUSED}: {why}")
 
 
 def _why(seen: BatchSeen) -> str:

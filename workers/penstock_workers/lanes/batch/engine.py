@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import Final
 
 from penstock_ledger import JobStore, OutcomeStore, Provenance, ProviderBatchStore, RemainderStore
+from penstock_producer.feed.served import PROVIDERS, providers_text
 from penstock_producer.job.lanes import BATCH_LANE
 from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
@@ -187,4 +188,5 @@ class BatchEngine:
     def _describe(self) -> dict[str, str]:
         led = 0 if self._leader is None else sum(self._leader.led().values())
         hooks = {} if self._code is None else self._code.described()
-        return {**hooks, "lane": self._settings.lane, "concurrency": "1", "in_flight": str(led)}
+        own = {"lane": self._settings.lane, "concurrency": "1", "in_flight": str(led)}
+        return {**hooks, **own, PROVIDERS: providers_text(self._settings.providers)}

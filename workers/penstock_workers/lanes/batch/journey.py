@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 FAULT_BASE_S: Final = 0.5  # before a step is tried again, doubled with each failure
 FAULT_CAP_S: Final = 60.0
+RETRY_AFTER_MAX_S: Final = 3_600.0  # a provider that wants to be left alone for longer is asked again after this
 
 
 class Journey:
@@ -71,6 +72,7 @@ class Journey:
                 return
 
     async def _turn(self) -> None:
+        self._led.note_standing()
         try:
             await self._steps[self.batch.state]()
             self._led.faults = 0
@@ -91,7 +93,7 @@ class Journey:
         name = f"provider batch {self.batch.tag} of job {job_id}"
         match error:
             case TryLater():
-                wait_s = max(wait_s, error.after_s or 0.0)
+                wait_s = max(wait_s, min(error.after_s or 0.0, RETRY_AFTER_MAX_S))
             case TokenCapReached():
                 await led.wait_for_room(str(error))
                 return
@@ -107,4 +109,5 @@ class Journey:
         level = logging.WARNING if isinstance(error, TryLater | Unclear) else logging.ERROR
         words = f"{name} is {self.batch.state}; the step is taken again in {wait_s:.1f} s"
         self._failures.tell("a step of a provider batch failed", error, words, level=level)
+        led.note_standing()  # it may have been paused here
         await led.pause(wait_s)

@@ -61,11 +61,16 @@ class LedBatch:
         self.batch, self.provider, self.around = batch, provider, around
         self.tags = {batch.tag}  # that are led: two while a batch takes the place of another
         self.faults = 0  # of its step, in a row
+        self._began_as = self.standing
         self.closing = asyncio.Event()
 
     @property
     def standing(self) -> Standing:
         return self.around.jobs.standing(self.batch.job_id)
+
+    def note_standing(self) -> None:
+        """A step begins, or has seen what its job does now: pauses end as soon as that is something else."""
+        self._began_as = self.standing
 
     @property
     def remote_id(self) -> str:
@@ -135,7 +140,10 @@ class LedBatch:
         await self.pause(LOOK_AT_JOB_S)
 
     async def pause(self, seconds: float, *, or_when: asyncio.Event | None = None) -> None:
-        events = [self.closing] if or_when is None else [self.closing, or_when]
+        """Or until its job is paused, goes on or ends: however long a provider wants to be left alone."""
+        if self.standing is not self._began_as:
+            return
+        events = [self.closing, self.around.jobs.turn(self.batch.job_id), *([] if or_when is None else [or_when])]
         waits = [asyncio.ensure_future(event.wait()) for event in events]
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -54,7 +54,7 @@ def line_of(
     if len(line) > most:
         raise LineTooLong(f"its line has {len(line)} bytes; one of a batch at {terms.provider} has at most {most}")
     used = (before.attempts, before.calls, before.prompt_tokens, before.completion_tokens, before.cost_microusd)
-    return PackedDocument(name, doc_id, before.position, *used, 0, 0), line
+    return PackedDocument(name, doc_id, before.position, *used), line
 
 
 @dataclass(slots=True)
@@ -74,6 +74,7 @@ class Window:
         self._estimator = Estimator()
         self._open: dict[str | None, _Open] = {}
         self.letters: list[DeadLetter] = []  # of documents that can be no line of a batch
+        self.kept: dict[str, bytes] = {}  # the documents of each batch for SQL, by tag, once it is closed
 
     def add(self, doc_id: str, body: bytes, before: Remainder) -> bool:
         """False, and the document is not in: the window has come to its end. ``before``: what it used up until now."""
@@ -108,6 +109,8 @@ class Window:
         terms, packed = self._terms, []
         for model, packing in self._open.items():
             packing.writer.close()
+            if (kept := packing.writer.kept()) is not None:
+                self.kept[packing.tag] = kept
             batch = NewProviderBatch(
                 packing.tag, terms.job_id, terms.generation, terms.provider, terms.kind, model, terms.endpoint,
                 cursor_before, cursor_behind, packing.writer.requests, packing.writer.size, packing.tokens,
