@@ -19,7 +19,7 @@ from penstock_workers.lanes.batch.engine import BatchEngine
 from penstock_workers.lanes.batch.provider import BatchAnswer, Unclear
 from penstock_workers.lanes.batch.records import NoQueue
 
-DOCUMENTS, SIZE = 300, 10
+DOCUMENTS, SIZE = 160, 5
 COMMITS = ("before_commit", "after_commit", "after_settle")
 PLACES_HERE = [place for place in PLACES if place.startswith("batch_") or place in COMMITS]
 PRICE_MICROUSD = (10 * 100 + 5 * 200) // 2  # of one answer

@@ -60,7 +60,7 @@ def _refuse_open_batches(ledger: Books, job: Job) -> None:
             ", ".join(sorted({one.provider for one in open_ones})),
         )
         raise UsageProblem(
-            f"job {safe(job.job_key)} has {count(number)} batches at {safe(providers)} that are not settled; a worker of its lane "
-            f"cancels them there and ends them (penstock status {argument(job.job_key)} says what they wait for), or forget "
+            f"job {safe(job.job_key)} has {count(number)} batches at {safe(providers)} that are not settled; a worker of its "
+            f"lane cancels them there and ends them (penstock status {argument(job.job_key)} says what they wait for), or forget "
             "them with --leave-batches and cancel them at the provider yourself"
         )

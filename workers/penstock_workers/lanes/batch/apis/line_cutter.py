@@ -13,8 +13,8 @@ class TooLong(NamedTuple):
     """A line that was passed over."""
 
     size: int  # bytes that it has at least
-    head: bytes
-    tail: bytes
+    head: bytes = b""
+    tail: bytes = b""
 
 
 class EndlessLine(Exception):
