@@ -61,12 +61,13 @@ class Collector:
             async for answer in answers:
                 if isinstance(answer, UnreadableLine):
                     collected.note_odd(batch, "unreadable", f"{answer.output} line {answer.line}: {answer.why}")
-                    if answer.custom_id is None:
-                        continue
-                document = left.pop(answer.custom_id, None)
+                custom_id = answer.custom_id
+                if custom_id is None:
+                    continue
+                document = left.pop(custom_id, None)
                 if document is None:
-                    kind = "repeated" if answer.custom_id in known else "unknown"
-                    collected.note_odd(batch, kind, f"its custom_id {answer.custom_id[:80]!r} is {kind}")
+                    kind = "repeated" if custom_id in known else "unknown"
+                    collected.note_odd(batch, kind, f"its custom_id {custom_id[:80]!r} is {kind}")
                     continue
                 collected.answers += 1
                 group.append((document, _too_large(answer) if isinstance(answer, UnreadableLine) else answer))
