@@ -105,7 +105,7 @@ def _one(documents: int, *, batch: int, postgres: bool) -> Run:
                 settings=own,
                 database_url=database.url,
                 warm_up=spec,
-            )  # fmt: skip
+            )
         )
         before = redis_memory(running)
         cost = running.run(documents, spec)
