@@ -23,6 +23,9 @@ from penstock_workers.lanes.batch.custom_ids import custom_id
 from penstock_workers.lanes.batch.packed import PackedDocument, PackedFolder, PackedWriter
 from penstock_workers.lanes.batch.provider import BadLine, BatchProvider, LineTooLong
 
+SAME_ID: Final = (
+    "another document of its batch has the same custom_id {}, which is made of their ids; give one of them another id"
+)
 MODELS_MAX: Final = 32  # packed side by side: each has three files open
 
 
@@ -93,7 +96,9 @@ class Window:
             tag = uuid4().hex
             packing = self._open[model] = _Open(tag, self._folder.writer(tag))
         elif packing.writer.has(document.custom_id):
-            return True  # the same document: an id that is no digest is the document's own
+            if before.key not in packing.keys:  # else the source shows the same document twice
+                self.letters.append(_letter(before, "bad_request", SAME_ID.format(document.custom_id), body))
+            return True
         elif self._is_full(packing, len(line), tokens):
             return False
         packing.writer.add(document, line, body)
