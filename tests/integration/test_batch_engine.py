@@ -123,7 +123,7 @@ async def test_many_bad_lines_named_one_at_a_time_cost_few_rounds(house: House) 
 
 
 async def test_a_provider_that_refuses_everything_pauses_the_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halving finds no line there: after some batches in a row a person is told, and no document is lost for it."""
+    """Halving finds no line there: after some batches in a row the job pauses, and no document is lost for it."""
     monkeypatch.setattr(ending, "REFUSED_MAX", 3)
     closed = LineProblem("account_closed", "ask your manager", None)
     house.provider.problems = lambda names, nth: (closed,)

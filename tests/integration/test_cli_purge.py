@@ -61,7 +61,7 @@ def test_a_purged_job_leaves_no_row_and_others_stay(
 
 
 def test_a_job_with_batches_at_a_provider_is_not_forgotten(tmp_path: Path) -> None:
-    """They would run on and be paid for; whoever wants that says so."""
+    """They would run on and be paid for; --leave-batches forgets them all the same."""
     url = f"sqlite:///{tmp_path}/p.db"
     database = open_database(url)
     database.migrate()

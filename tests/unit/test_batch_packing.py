@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from penstock_ledger import ItemKey, NewProviderBatch, Remainder
-from penstock_workers.lanes.batch import window as window_module
-from penstock_workers.lanes.batch.custom_ids import custom_id
-from penstock_workers.lanes.batch.packed import LEFT_S, PackedDocument, PackedFolder, kept_documents
+from penstock_workers.lanes.batch.packing import window as window_module
+from penstock_workers.lanes.batch.packing.custom_ids import custom_id
+from penstock_workers.lanes.batch.packing.packed import LEFT_S, PackedDocument, PackedFolder, kept_documents
+from penstock_workers.lanes.batch.packing.window import Terms, Window
 from penstock_workers.lanes.batch.provider import BadLine, BatchLimits
-from penstock_workers.lanes.batch.window import Terms, Window
 
 LIMITS = BatchLimits(requests=100, total_bytes=10_000, line_bytes=1_000)
 

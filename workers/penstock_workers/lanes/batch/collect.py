@@ -20,7 +20,7 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import JobView
 from penstock_workers.item.failures import Failure
 from penstock_workers.lanes.batch.judging import Judge, without_answer
-from penstock_workers.lanes.batch.packed import PackedBatch, PackedDocument
+from penstock_workers.lanes.batch.packing.packed import PackedBatch, PackedDocument
 from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, BatchSeen, LineProblem, UnreadableLine
 
 log = logging.getLogger(__name__)

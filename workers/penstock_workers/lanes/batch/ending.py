@@ -10,7 +10,7 @@ from uuid import uuid4
 from penstock_ledger import BatchLost, BatchState, JobState
 from penstock_workers.item.attempt import JobView
 from penstock_workers.lanes.batch.led_batch import LedBatch
-from penstock_workers.lanes.batch.packed import PackedBatch
+from penstock_workers.lanes.batch.packing.packed import PackedBatch
 from penstock_workers.lanes.batch.provider import TOKEN_CAP_CODES, BatchGone, BatchSeen, TryLater
 from penstock_workers.lanes.batch.standing import Standing
 

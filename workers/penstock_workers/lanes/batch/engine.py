@@ -33,8 +33,8 @@ from penstock_workers.lanes.batch.collect import Collector
 from penstock_workers.lanes.batch.judging import Judge
 from penstock_workers.lanes.batch.leader import Leader
 from penstock_workers.lanes.batch.led_batch import Surroundings
-from penstock_workers.lanes.batch.packed import PackedFolder
-from penstock_workers.lanes.batch.packing import Packer
+from penstock_workers.lanes.batch.packing.packed import PackedFolder
+from penstock_workers.lanes.batch.packing.packer import Packer
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
 from penstock_workers.lanes.batch.standing import Jobs

@@ -17,7 +17,7 @@ from penstock_workers.errors import JobCannotRun
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.lanes.batch.ending import Ending
 from penstock_workers.lanes.batch.led_batch import LOOK_AT_JOB_S, LedBatch, Surroundings
-from penstock_workers.lanes.batch.packing import Stopped
+from penstock_workers.lanes.batch.packing.packer import Stopped
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
     BatchProvider,

@@ -27,7 +27,7 @@ from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.settling.rows import dead_letter, spent_on
 from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.turned_away import failure_of
-from penstock_workers.lanes.batch.packed import PackedBatch, PackedDocument
+from penstock_workers.lanes.batch.packing.packed import PackedBatch, PackedDocument
 from penstock_workers.lanes.batch.provider import BatchAnswer
 from penstock_workers.lanes.batch.records import BatchAttempt
 

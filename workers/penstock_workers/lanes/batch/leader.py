@@ -34,7 +34,7 @@ from penstock_workers.errors import WorkerError
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.lanes.batch.journey import Journey
 from penstock_workers.lanes.batch.led_batch import Surroundings
-from penstock_workers.lanes.batch.packing import REQUESTS_MAX, Stopped
+from penstock_workers.lanes.batch.packing.packer import REQUESTS_MAX, Stopped
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.standing import Standing
 from penstock_workers.settings import WorkerSettings

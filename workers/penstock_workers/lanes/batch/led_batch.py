@@ -13,8 +13,8 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import JobView
 from penstock_workers.item.run.reading.jobs import JobBook
 from penstock_workers.lanes.batch.collect import Collector
-from penstock_workers.lanes.batch.packed import PackedBatch, PackedFolder
-from penstock_workers.lanes.batch.packing import Packer
+from penstock_workers.lanes.batch.packing.packed import PackedBatch, PackedFolder
+from penstock_workers.lanes.batch.packing.packer import Packer
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
     BatchGone,

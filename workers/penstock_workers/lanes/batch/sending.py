@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from penstock_ledger import BatchState, JobState, NoRoom, ProviderBatch
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
-from penstock_workers.lanes.batch.packed import PackedBatch
+from penstock_workers.lanes.batch.packing.packed import PackedBatch
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
     BatchGone,

@@ -84,7 +84,7 @@ class Watching:
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether a person was told so."""
+        """Whether its job was paused for it."""
         return (self._led.batch.why or "").startswith(STUCK)
 
     @property

@@ -1,6 +1,6 @@
 """The files of packed batches: the provider's input, the request bodies, and which document each id means.
 
-They are a cache: what they hold is made again where a disk is gone, see ``packing.py``. Which documents a batch has is kept in
+They are a cache: what they hold is made again where a disk is gone, see ``packer.py``. Which documents a batch has is kept in
 SQL besides, so that answers that were paid for find them whatever became of the source. A folder has its name only once all
 of it is on the disk.
 """
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from penstock_workers.lanes.batch.custom_ids import custom_id
+from penstock_workers.lanes.batch.packing.custom_ids import custom_id
 
 INPUT: Final = "input.jsonl"
 BODIES: Final = "bodies"

@@ -19,8 +19,8 @@ from penstock_producer.accepting.estimates import DEFAULT_OUTPUT_TOKENS, output_
 from penstock_producer.feed.routes import model_of
 from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
 from penstock_ratelimit import Estimator
-from penstock_workers.lanes.batch.custom_ids import custom_id
-from penstock_workers.lanes.batch.packed import PackedDocument, PackedFolder, PackedWriter
+from penstock_workers.lanes.batch.packing.custom_ids import custom_id
+from penstock_workers.lanes.batch.packing.packed import PackedDocument, PackedFolder, PackedWriter
 from penstock_workers.lanes.batch.provider import BadLine, BatchProvider, LineTooLong
 
 SAME_ID: Final = (
