@@ -25,7 +25,8 @@ from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, Ba
 
 log = logging.getLogger(__name__)
 
-GROUP: Final = 200  # documents that are settled together
+GROUP: Final = 400  # documents that are settled together
+GROUP_BYTES: Final = 16 * 1024 * 1024  # of their answers: one more than fits is read at most
 TOLD_MAX: Final = 3  # odd lines of a batch that are in the log one by one
 
 
@@ -56,7 +57,7 @@ class Collector:
         """Every answer becomes an outcome, or its document waits for the next batch. Raises as the provider does."""
         left = await asyncio.to_thread(packed.by_id)
         known, collected = frozenset(left), Collected()
-        group: list[tuple[PackedDocument, BatchAnswer | Failure]] = []
+        group, size = list[tuple[PackedDocument, BatchAnswer | Failure]](), 0
         async with contextlib.aclosing(provider.answers(seen)) as answers:
             async for answer in answers:
                 if isinstance(answer, UnreadableLine):
@@ -70,10 +71,14 @@ class Collector:
                     collected.note_odd(batch, kind, f"its custom_id {custom_id[:80]!r} is {kind}")
                     continue
                 collected.answers += 1
-                group.append((document, _too_large(answer) if isinstance(answer, UnreadableLine) else answer))
-                if len(group) >= GROUP:
+                if isinstance(answer, UnreadableLine):
+                    group.append((document, _too_large(answer)))
+                else:
+                    group.append((document, answer))
+                    size += len(answer.body)
+                if len(group) >= GROUP or size >= GROUP_BYTES:
                     await self._settle(batch, job, packed, group)
-                    group = []
+                    group, size = [], 0
         await self._settle(batch, job, packed, group)
         return collected
 

@@ -29,6 +29,7 @@ LEFT_S: Final = 3_600.0  # files that belong to no batch are removed after this
 KEPT_BYTES_MAX: Final = (
     8 * 1024 * 1024
 )  # of the ids of one batch in SQL, compressed; a batch with more keeps none there
+_TOGETHER: Final = 500  # ids that are compressed in one call
 _FAST: Final = 1  # of zlib's levels: ids that follow one another are a tenth of their size all the same
 _UNDONE: Final = ".part"
 _OURS: Final = re.compile(r"[0-9a-f]{32}(-\d+\.part)?")
@@ -142,6 +143,7 @@ class PackedWriter:
         )
         self._names = set[str]()
         self._compress = zlib.compressobj(_FAST)
+        self._told = list[bytes]()  # ids that are not compressed yet
         self._kept, self._kept_bytes = list[bytes](), 0
         self.requests = self.size = self._offset = 0
 
@@ -154,8 +156,9 @@ class PackedWriter:
         offset, size = self.add_body(body)
         self.add_name(document._replace(offset=offset, size=size))
         used = document.used
-        told = (document.doc_id, document.position, *(used if any(used) else ()))
-        self._keep(self._compress.compress(orjson.dumps(told) + b"\n"))
+        self._told.append(orjson.dumps((document.doc_id, document.position, *(used if any(used) else ()))))
+        if len(self._told) >= _TOGETHER:
+            self._keep()
         self.size += len(line)
 
     def add_body(self, body: bytes) -> tuple[int, int]:
@@ -173,13 +176,16 @@ class PackedWriter:
 
     def kept(self) -> bytes | None:
         """Its documents, for SQL; None where they are too much for that. Once, when all were added."""
-        self._keep(self._compress.flush())
+        self._keep(ends=True)
         return b"".join(self._kept) if self._kept_bytes <= KEPT_BYTES_MAX else None
 
-    def _keep(self, piece: bytes) -> None:
+    def _keep(self, *, ends: bool = False) -> None:
+        lines, self._told = b"".join(line + b"\n" for line in self._told), []
+        if self._kept_bytes > KEPT_BYTES_MAX:
+            return
+        piece = self._compress.compress(lines) + (self._compress.flush() if ends else b"")
         self._kept_bytes += len(piece)
-        if piece and self._kept_bytes <= KEPT_BYTES_MAX:
-            self._kept.append(piece)
+        self._kept.append(piece)
 
     def close(self) -> None:
         """On the disk, all of it, when this returns."""
