@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,8 +26,33 @@ from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, Ba
 log = logging.getLogger(__name__)
 
 GROUP: Final = 400  # documents that are settled together
-GROUP_BYTES: Final = 16 * 1024 * 1024  # of their answers: one more than fits is read at most
+GROUP_BYTES: Final = 16 * 1024 * 1024  # of their requests and answers; one document more is in it at most
 TOLD_MAX: Final = 3  # odd lines of a batch that are in the log one by one
+
+Pair = tuple[PackedDocument, BatchAnswer | Failure]
+
+
+@dataclass(slots=True)
+class Group:
+    """Documents that are settled together."""
+
+    pairs: list[Pair] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, document: PackedDocument, said: BatchAnswer | Failure) -> bool:
+        """Whether it is full."""
+        self.pairs.append((document, said))
+        self.size += document.size + (len(said.body) if isinstance(said, BatchAnswer) else 0)
+        return len(self.pairs) >= GROUP or self.size >= GROUP_BYTES
+
+
+def _groups(pairs: Iterable[Pair]) -> Iterator[Group]:
+    group = Group()
+    for document, said in pairs:
+        if group.add(document, said):
+            yield group
+            group = Group()
+    yield group
 
 
 @dataclass(slots=True)
@@ -35,6 +60,7 @@ class Collected:
     """What the outputs of one batch held."""
 
     answers: int = 0
+    left: int = 0  # documents without one
     odd: Counter[str] = field(default_factory=Counter)  # unreadable, unknown, repeated
 
     def note_odd(self, batch: ProviderBatch, kind: str, what: str) -> None:
@@ -57,7 +83,7 @@ class Collector:
         """Every answer becomes an outcome, or its document waits for the next batch. Raises as the provider does."""
         left = await asyncio.to_thread(packed.by_id)
         known, collected = frozenset(left), Collected()
-        group, size = list[tuple[PackedDocument, BatchAnswer | Failure]](), 0
+        group = Group()
         async with contextlib.aclosing(provider.answers(seen)) as answers:
             async for answer in answers:
                 if isinstance(answer, UnreadableLine):
@@ -71,15 +97,11 @@ class Collector:
                     collected.note_odd(batch, kind, f"its custom_id {custom_id[:80]!r} is {kind}")
                     continue
                 collected.answers += 1
-                if isinstance(answer, UnreadableLine):
-                    group.append((document, _too_large(answer)))
-                else:
-                    group.append((document, answer))
-                    size += len(answer.body)
-                if len(group) >= GROUP or size >= GROUP_BYTES:
+                if group.add(document, _too_large(answer) if isinstance(answer, UnreadableLine) else answer):
                     await self._settle(batch, job, packed, group)
-                    group, size = [], 0
+                    group = Group()
         await self._settle(batch, job, packed, group)
+        collected.left = len(left)
         return collected
 
     async def refused(
@@ -87,29 +109,21 @@ class Collector:
     ) -> int:
         """Documents whose lines the provider's validation refused; returns how many. There is one problem at least."""
         found = await asyncio.to_thread(_at_lines, packed, batch, problems)
-        for start in range(0, len(found), GROUP):
-            await self._settle(batch, job, packed, found[start : start + GROUP])
+        for group in _groups(found):
+            await self._settle(batch, job, packed, group)
         return len(found)
 
     async def unanswered(self, batch: ProviderBatch, job: JobView, packed: PackedBatch, why: str) -> int:
         """Every document of the batch that has no outcome yet goes on to another one; returns how many were looked at."""
-        failure, looked_at = without_answer(why), 0
+        failure = without_answer(why)
         documents = await asyncio.to_thread(lambda: list(packed.documents()))
-        for start in range(0, len(documents), GROUP):
-            group = documents[start : start + GROUP]
-            await self._settle(batch, job, packed, [(document, failure) for document in group])
-            looked_at += len(group)
-        return looked_at
+        for group in _groups((document, failure) for document in documents):
+            await self._settle(batch, job, packed, group)
+        return len(documents)
 
-    async def _settle(
-        self,
-        batch: ProviderBatch,
-        job: JobView,
-        packed: PackedBatch,
-        group: Sequence[tuple[PackedDocument, BatchAnswer | Failure]],
-    ) -> None:
-        if group:
-            await self._judge.answers(batch, job, packed, group)
+    async def _settle(self, batch: ProviderBatch, job: JobView, packed: PackedBatch, group: Group) -> None:
+        if group.pairs:
+            await self._judge.answers(batch, job, packed, group.pairs)
             self._failpoints.hit("batch_collecting")
 
 
@@ -118,9 +132,7 @@ def _too_large(line: UnreadableLine) -> Failure:
     return Failure("answer_too_large", f"the line of its answer in {line.output} is not read: {line.why}", None)
 
 
-def _at_lines(
-    packed: PackedBatch, batch: ProviderBatch, problems: Sequence[LineProblem]
-) -> list[tuple[PackedDocument, BatchAnswer | Failure]]:
+def _at_lines(packed: PackedBatch, batch: ProviderBatch, problems: Sequence[LineProblem]) -> list[Pair]:
     """Nothing where the files were packed again with other lines than the provider has seen. The only document of a batch is
     meant whatever the provider names."""
     documents = list(packed.documents())

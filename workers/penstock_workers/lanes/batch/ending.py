@@ -29,6 +29,7 @@ class Ending:
 
     def __init__(self, led: LedBatch) -> None:
         self._led = led
+        self._is_all_answered = False  # as far as this process has seen
         self._times_full = 0  # in a row that the provider failed it because the account had no room for its tokens
 
     async def collect(self) -> None:
@@ -40,7 +41,9 @@ class Ending:
     async def conclude(self) -> None:
         """What has no answer goes on, and nothing of the batch is left lying about."""
         led, batch = self._led, self._led.batch
-        if led.standing is not Standing.ENDS:  # a job that ends writes off all that has no outcome
+        if (
+            led.standing is not Standing.ENDS and not self._is_all_answered
+        ):  # a job that ends writes off what has no outcome
             view, packed = await led.view(), await led.files()
             if view is not None:
                 await led.around.collector.unanswered(batch, view, packed, batch.why or "batch_lost")
@@ -75,6 +78,7 @@ class Ending:
         if collected.odd:
             kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
             log.warning("provider batch %s: lines of its outputs that are no answers: %s", led.batch.tag, kinds)
+        self._is_all_answered = not collected.left
         await self._collected(_why(seen))
         return None
 
