@@ -187,8 +187,9 @@ def test_documents_of_a_refused_batch_wait_for_smaller_ones(db: Database, batche
     assert [(one.most, one.documents) for one in sorted(remainders.waiting(["job-a"]), key=lambda one: one.most or 0)] == [
         (None, 1), (2, 2),
     ]  # fmt: skip
-    assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["a"]
-    assert [(one.key.doc_id, one.most) for one in remainders.unclaimed("job-a", 1, most=2)] == [("b", 2), ("c", 2)]
+    assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["a", "b", "c"]
+    assert [one.key.doc_id for one in remainders.alike("job-a", 1, None)] == ["a"]
+    assert [(one.key.doc_id, one.most) for one in remainders.alike("job-a", 1, 2)] == [("b", 2), ("c", 2)]
     one, two = batches.take(ME, LEASE_S, 10)
     batches.step(one, ME, created_at=1.0, why="batch_refused: no")
     assert not batches.refused_in_a_row("job-a", 2, "batch_refused")

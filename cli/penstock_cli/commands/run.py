@@ -46,7 +46,7 @@ def run(
     """
     from penstock_cli.errors import UsageProblem
     from penstock_cli.processes.standby import Standby
-    from penstock_cli.run.request import request_of
+    from penstock_cli.run.request import request_of, standby_lane
 
     given = given.for_api(given.of_run("api", api))
     outcomes = given.outcomes(from_job, where)
@@ -62,7 +62,9 @@ def run(
         from penstock_cli.run.local import dry_run as show
 
         raise typer.Exit(show(request))
-    with Standby(given.flags["lane"]) as standby:  # first of all: its imports take as long as all of this command's
+    with Standby(
+        standby_lane(given.lanes)
+    ) as standby:  # first of all: its imports take as long as all of this command's
         from penstock_cli.run.local import run_local
 
         raise typer.Exit(run_local(request, standby))

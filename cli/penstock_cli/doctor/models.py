@@ -56,7 +56,7 @@ def _models(hot: RedisLedger, live: LiveJobs) -> Iterator[Finding]:
     waiting = [
         (job, why)
         for job in running
-        if has_own_model(str(job.spec["lane"])) and (why := unserved_model(hot, workers, job)) is not None
+        if has_own_model(job.lane) and (why := unserved_model(hot, workers, job)) is not None
     ]
     fix = (
         "start a worker with that model, give one that name (gpu.names, embed.names), or cancel the job; its items wait"
@@ -69,11 +69,7 @@ def _models(hot: RedisLedger, live: LiveJobs) -> Iterator[Finding]:
 
 def _without_provider(running: Iterable[Job], workers: Sequence[WorkerSeen]) -> Iterator[Finding]:
     """Jobs whose documents would be packed, if a worker had the settings of their provider: each provider once."""
-    wanted = {
-        (str(job.spec["lane"]), str(job.spec.get("provider", "default")))
-        for job in running
-        if packs(str(job.spec["lane"]))
-    }
+    wanted = {(job.lane, str(job.spec.get("provider", "default"))) for job in running if packs(job.lane)}
     for lane, provider in sorted(wanted)[:JOBS_SHOWN]:
         if (missing := missing_provider(workers, lane, provider)) is not None:
             fix = f"add [providers.{safe(provider)}] and its key where one of them runs; jobs and batches wait for it"

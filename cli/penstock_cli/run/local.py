@@ -72,7 +72,7 @@ def dry_run(request: RunRequest) -> int:
     from penstock_cli.run import dry_run as shown
 
     with Interrupts():
-        spec, settings = understood(request)
+        spec, (settings, *_) = understood(request)
         asks = asks_a_provider(spec)
         shown.run(make_console(), request.source, spec, settings.provider(spec.provider) if asks else None)
     return EXIT_OK
@@ -85,7 +85,7 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby
     kept = KeptFigures.load(ledger.figures_path(job))
     interrupts.defer()
     with Fleet(
-        plan.settings,
+        (plan.settings, *plan.beside),
         plan.state,
         plan.request.workers,
         places=places_of(plan.request),

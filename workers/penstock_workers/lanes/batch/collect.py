@@ -19,7 +19,7 @@ from penstock_ratelimit import Signal
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import JobView
 from penstock_workers.item.failures import Failure
-from penstock_workers.lanes.batch.judging import Judge, without_answer
+from penstock_workers.lanes.batch.judging import USUAL, Judge, Parting, without_answer
 from penstock_workers.lanes.batch.packing.packed import PackedBatch, PackedDocument
 from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, BatchSeen, LineProblem, UnreadableLine
 
@@ -78,7 +78,13 @@ class Collector:
         self._judge, self._failpoints = judge, failpoints
 
     async def answers(
-        self, batch: ProviderBatch, job: JobView, packed: PackedBatch, provider: BatchProvider, seen: BatchSeen
+        self,
+        batch: ProviderBatch,
+        job: JobView,
+        packed: PackedBatch,
+        provider: BatchProvider,
+        seen: BatchSeen,
+        parting: Parting = USUAL,
     ) -> Collected:
         """Every answer becomes an outcome, or its document waits for the next batch. Raises as the provider does."""
         left = await asyncio.to_thread(packed.by_id)
@@ -98,9 +104,9 @@ class Collector:
                     continue
                 collected.answers += 1
                 if group.add(document, _too_large(answer) if isinstance(answer, UnreadableLine) else answer):
-                    await self._settle(batch, job, packed, group)
+                    await self._settle(batch, job, packed, group, parting)
                     group = Group()
-        await self._settle(batch, job, packed, group)
+        await self._settle(batch, job, packed, group, parting)
         collected.left = len(left)
         return collected
 
@@ -121,9 +127,11 @@ class Collector:
             await self._settle(batch, job, packed, group)
         return len(documents)
 
-    async def _settle(self, batch: ProviderBatch, job: JobView, packed: PackedBatch, group: Group) -> None:
+    async def _settle(
+        self, batch: ProviderBatch, job: JobView, packed: PackedBatch, group: Group, parting: Parting = USUAL
+    ) -> None:
         if group.pairs:
-            await self._judge.answers(batch, job, packed, group.pairs)
+            await self._judge.answers(batch, job, packed, group.pairs, parting)
             self._failpoints.hit("batch_collecting")
 
 

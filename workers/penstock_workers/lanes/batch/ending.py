@@ -7,8 +7,9 @@ import time
 from typing import Final
 from uuid import uuid4
 
-from penstock_ledger import BatchLost, BatchState, JobState
+from penstock_ledger import BatchLost, JobState
 from penstock_workers.item.attempt import JobView
+from penstock_workers.lanes.batch.judging import Parting
 from penstock_workers.lanes.batch.led_batch import LedBatch
 from penstock_workers.lanes.batch.packing.packed import PackedBatch
 from penstock_workers.lanes.batch.provider import TOKEN_CAP_CODES, BatchGone, BatchSeen, TryLater
@@ -41,9 +42,7 @@ class Ending:
     async def conclude(self) -> None:
         """What has no answer goes on, and nothing of the batch is left lying about."""
         led, batch = self._led, self._led.batch
-        if (
-            led.standing is not Standing.ENDS and not self._is_all_answered
-        ):  # a job that ends writes off what has no outcome
+        if await self._has_unanswered():
             view, packed = await led.view(), await led.files()
             if view is not None:
                 await led.around.collector.unanswered(batch, view, packed, batch.why or "batch_lost")
@@ -51,13 +50,18 @@ class Ending:
         led.hit("batch_before_settled")
         await led.settled(batch.why if batch.why not in (None, "batch_lost") else None)
 
+    async def _has_unanswered(self) -> bool:
+        """Whether documents of it may have to go on. A job that ends writes off all that has no outcome."""
+        led = self._led
+        return led.standing is not Standing.ENDS and not self._is_all_answered and not await led.is_handed_over()
+
     async def _read(self) -> BatchSeen | None:
         """Give its documents what they came to; the batch itself where the account had no room for it."""
         led = self._led
         try:
             seen = await led.provider.look(led.remote_id)
         except BatchGone as error:
-            await self._collected(f"batch_lost: {error}")
+            await led.collected(f"batch_lost: {error}")
             return None
         if not self._is_whole(seen):
             raise TryLater(None, f"the provider shows it as {seen.status} and without all that it has answered")
@@ -65,21 +69,22 @@ class Ending:
             return seen
         view, packed = await led.view(), await led.files()
         if view is None:
-            await self._collected("batch_cancelled")
+            await led.collected("batch_cancelled")
             return None
         if seen.problems:
             await self._refused(view, packed, seen)
             return None
+        parting = Parting(led.standing is Standing.LEAVES, await led.is_handed_over())
         try:
-            collected = await led.around.collector.answers(led.batch, view, packed, led.provider, seen)
+            collected = await led.around.collector.answers(led.batch, view, packed, led.provider, seen, parting)
         except BatchGone as error:  # what was read of its outputs until then is settled
-            await self._collected(f"batch_lost: {error}")
+            await led.collected(f"batch_lost: {error}")
             return None
         if collected.odd:
             kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
             log.warning("provider batch %s: lines of its outputs that are no answers: %s", led.batch.tag, kinds)
         self._is_all_answered = not collected.left
-        await self._collected(_why(seen))
+        await led.collected("lane_left" if parting.has_left and seen.cancelled else _why(seen))
         return None
 
     def _is_whole(self, seen: BatchSeen) -> bool:
@@ -88,10 +93,6 @@ class Ending:
             return True
         since_s = time.time() - (self._led.batch.ended_at or 0.0)
         return since_s > (OUTPUTS_WITHIN_S if seen.ended else self._led.around.settings.batch.stuck_after_s)
-
-    async def _collected(self, why: str) -> None:
-        await self._led.write(state=BatchState.COLLECTED, collected_at=time.time(), why=why)
-        self._led.hit("batch_collected")
 
     async def _refused(self, view: JobView, packed: PackedBatch, seen: BatchSeen) -> None:
         """Its validation refused all of it for some lines. Those are dead letters, and the others go into batches of half its
@@ -104,7 +105,7 @@ class Ending:
             "provider batch %s of job %s was refused by its provider (%s); it names %d of its %d lines", batch.tag, batch.job_id,
             words, at_fault, batch.requests,
         )  # fmt: skip
-        await self._collected(f"{REFUSED}: {words}")
+        await led.collected(f"{REFUSED}: {words}")
         refused_in_a_row = led.around.store.refused_in_a_row
         if not at_fault and await led.in_thread(refused_in_a_row, batch.job_id, REFUSED_MAX, REFUSED):
             reason = (
@@ -142,7 +143,7 @@ class Ending:
         )
         await led.around.jobs.stop(batch.job_id, JobState.PAUSED, words)
         await led.delete(unasked=True)
-        await self._collected(f"{REFUSED}: {why}")
+        await led.collected(f"{REFUSED}: {why}")
 
 
 def _why(seen: BatchSeen) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -43,6 +43,18 @@ NO_REQUEST: Final = b"{}"  # what hooks see of a request that is lost
 _NO_STATUS: Final = 500  # of an error without a status: the code in its body decides
 
 
+class Parting(NamedTuple):
+    """On which the answers of a batch are taken whose job has left the lane."""
+
+    has_left: bool = False  # then a cancel at the provider was asked for here, and costs no document a try
+    is_handed_over: bool = (
+        False  # its documents are in another lane, too: the first answer counts, and each was paid for
+    )
+
+
+USUAL: Final = Parting()
+
+
 class Judge:
     """Used on the event loop; groups are settled by the time a call returns."""
 
@@ -58,18 +70,19 @@ class Judge:
         job: JobView,
         packed: PackedBatch,
         group: Sequence[tuple[PackedDocument, BatchAnswer | Failure]],
+        parting: Parting = USUAL,
     ) -> None:
         """Settle documents by what they came to. Those that have an outcome or went on to another batch are left alone.
 
         Raises JobCannotRun, and then nothing of ``group`` is settled.
         """
         keys = [ItemKey(batch.job_id, batch.generation, document.doc_id) for document, _ in group]
-        done = await asyncio.to_thread(self._left_alone, keys, batch.tag)
+        done = set[ItemKey]() if parting.is_handed_over else await asyncio.to_thread(self._left_alone, keys, batch.tag)
         fresh = [pair for key, pair in zip(keys, group, strict=True) if key not in done]
         bodies = await asyncio.to_thread(packed.bodies, [document for document, _ in fresh])
         attempts = [_attempt(batch, job, document, body) for (document, _), body in zip(fresh, bodies, strict=True)]
         settled = await asyncio.gather(
-            *(self._settled(attempt, said) for attempt, (_, said) in zip(attempts, fresh, strict=True))
+            *(self._settled(attempt, said, parting) for attempt, (_, said) in zip(attempts, fresh, strict=True))
         )
         for one in settled:
             self._settler.put(one)
@@ -79,11 +92,13 @@ class Judge:
         """In a thread: those that have an outcome, or went on to another batch."""
         return self._outcomes.terminal(keys) | self._remainders.elsewhere(keys, tag)
 
-    async def _settled(self, attempt: BatchAttempt, said: BatchAnswer | Failure) -> Settled:
+    async def _settled(self, attempt: BatchAttempt, said: BatchAnswer | Failure, parting: Parting) -> Settled:
         try:
             if isinstance(said, Failure) and said.name in PAID:
                 attempt.calls = 1
             happened = said if isinstance(said, Failure) else await self._happened(attempt, said)
+            if parting.has_left and isinstance(happened, Failure) and happened.name == "batch_cancelled":
+                happened = without_answer("lane_left")
             return Settled(attempt, self._outcome(attempt, happened))
         except JobCannotRun:
             raise  # a hook that cannot be imported, a schema that cannot be used: the answers stay where they are
@@ -110,8 +125,8 @@ class Judge:
         return Retry(outcome.after_s, outcome.error, counted=True, rate_limited=outcome.rate_limited)
 
 
-NOT_ITS_FAULT: Final = frozenset({"batch_refused", "batch_stuck"})
-"""Failures of a document whose batch the provider did not run: they cost no try."""
+NOT_ITS_FAULT: Final = frozenset({"batch_refused", "batch_stuck", "lane_left"})
+"""Failures of a document whose batch the provider did not run, or whose job has left the lane: they cost no try."""
 
 
 PAID: Final = frozenset({"answer_too_large"})
@@ -130,6 +145,7 @@ _WORDS: Final = {
     "batch_lost": "the provider gave no answer to it, and the batch has ended",
     "batch_refused": "the provider refused the batch for other lines of it",
     "batch_stuck": "its batch never came to an end",
+    "lane_left": "its job has gone on to another lane",
 }
 
 

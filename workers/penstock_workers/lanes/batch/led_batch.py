@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -66,7 +67,7 @@ class LedBatch:
 
     @property
     def standing(self) -> Standing:
-        return self.around.jobs.standing(self.batch.job_id)
+        return self.around.jobs.standing(self.batch.job_id, self.batch.packed_at)
 
     def note_standing(self) -> None:
         """A step begins, or has seen what its job does now: pauses end as soon as that is something else."""
@@ -99,6 +100,15 @@ class LedBatch:
             raise BatchLost(self.batch.tag)
         known = {name: value for name, value in values.items() if name in ProviderBatch.__dataclass_fields__}
         self.batch = replace(self.batch, **known)
+
+    async def collected(self, why: str) -> None:
+        """Every answer of it is stored. Raises BatchLost."""
+        await self.write(state=BatchState.COLLECTED, collected_at=time.time(), why=why)
+        self.hit("batch_collected")
+
+    async def is_handed_over(self) -> bool:
+        """Whether its documents are in another lane, too, since its job has left this one."""
+        return bool(await self.in_thread(self.around.store.is_handed_over, self.batch.tag))
 
     async def settled(self, why: str | None) -> None:
         """Raises BatchLost."""

@@ -112,14 +112,17 @@ class Sending:
 
     async def _wait_or_give_up(self) -> None:
         """Nothing of it is at the provider but its file, maybe."""
-        led = self._led
-        if led.standing is Standing.WAITS:
+        led, standing = self._led, self._led.standing
+        if standing is Standing.WAITS:
             await led.wait_for_job()
             return
         if led.batch.file_id is None and led.batch.uploading_at is not None:
             await led.write(file_id=await led.provider.find_upload(led.batch.tag))
         await led.delete(unasked=True)
-        await led.settled("batch_cancelled: its job ended before it was created")
+        if standing is Standing.LEAVES:
+            await led.collected("lane_left")
+        else:
+            await led.settled("batch_cancelled: its job ended before it was created")
 
     async def _reserve(self) -> bool:
         led, batch = self._led, self._led.batch

@@ -22,7 +22,7 @@ POLL_GROWTH: Final = 1.5
 POLL_GROWTHS_MAX: Final = 100  # far beyond every cap; a power of some thousands is no float any more
 CANCEL_TAKES_S: Final = 900.0  # OpenAI names ten minutes; what is stuck is not waited for any longer
 STUCK: Final = "batch_stuck"
-CANCELLED: Final = "its job has ended; the provider was asked to cancel it, which may take ten minutes"
+CANCELLED: Final = "its job has ended or left the lane; the provider was asked to cancel it, which may take ten minutes"
 
 
 class Watching:
@@ -55,7 +55,8 @@ class Watching:
         """By its job, or by the person who resumed a job that it had held up."""
         led = self._led
         is_taken_back = self._is_stuck and led.standing is Standing.RUNS
-        if self._cancelled_at is not None or not (led.standing is Standing.ENDS or is_taken_back):
+        is_unwanted = led.standing in (Standing.ENDS, Standing.LEAVES) or is_taken_back
+        if self._cancelled_at is not None or not is_unwanted:
             return
         await led.provider.cancel(led.remote_id)
         self._cancelled_at, self._polls = time.monotonic(), 0
@@ -72,9 +73,7 @@ class Watching:
                 "provider batch %s of job %s (%s at %s) is still %s, and is not looked at any more; what it answers from now on "
                 "is paid for and not read", batch.tag, batch.job_id, batch.remote_id, batch.provider, seen.status,
             )  # fmt: skip
-            await led.write(
-                state=BatchState.COLLECTED, collected_at=time.time(), why=f"{STUCK}: it was still {seen.status}"
-            )
+            await led.collected(f"{STUCK}: it was still {seen.status}")
             return True
         if led.standing is Standing.RUNS and not self._is_stuck:
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck_words(batch, seen))
