@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.batches import Drains as Drains
     from penstock_ledger.in_redis.batches import JobSeen as JobSeen
     from penstock_ledger.in_redis.batches import Keep as Keep
+    from penstock_ledger.in_redis.batches import MayCost as MayCost
     from penstock_ledger.in_redis.batches import Memory as Memory
     from penstock_ledger.in_redis.batches import Publish as Publish
     from penstock_ledger.in_redis.batches import PublishReport as PublishReport
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.batches import SettledRetry as SettledRetry
     from penstock_ledger.in_redis.batches import SettleReport as SettleReport
     from penstock_ledger.in_redis.batches import WorkerSeen as WorkerSeen
+    from penstock_ledger.in_redis.budget_book import Account as Account
+    from penstock_ledger.in_redis.budget_book import BudgetBook as BudgetBook
     from penstock_ledger.in_redis.causes import Cause as Cause
     from penstock_ledger.in_redis.causes import CauseBook as CauseBook
     from penstock_ledger.in_redis.queue_book import QueueBook as QueueBook
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import ItemKey as ItemKey
     from penstock_ledger.model import Job as Job
     from penstock_ledger.model import JobState as JobState
+    from penstock_ledger.model import LaneCounts as LaneCounts
     from penstock_ledger.model import NewJob as NewJob
     from penstock_ledger.model import PaidBeside as PaidBeside
     from penstock_ledger.model import Result as Result
@@ -90,7 +94,6 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
-    from penstock_ledger.provider_batch import NoRoom as NoRoom
     from penstock_ledger.provider_batch import ProviderBatch as ProviderBatch
     from penstock_ledger.provider_batch import Remainder as Remainder
     from penstock_ledger.provider_batch import Waiting as Waiting
@@ -137,9 +140,10 @@ else:
         {
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
-                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep Memory Publish PublishReport SettleBatch "
-                "SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep MayCost Memory Publish PublishReport "
+                "SettleBatch SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
+            "penstock_ledger.in_redis.budget_book": "Account BudgetBook",
             "penstock_ledger.in_redis.causes": "Cause CauseBook",
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.errors": (
@@ -158,9 +162,9 @@ else:
             "penstock_ledger.stores.provenance": "MadeWith Provenance",
             "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
             "penstock_ledger.provider_batch": (
-                "CANCEL_WAIT_S BatchesOpen BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting"
+                "CANCEL_WAIT_S BatchesOpen BatchState BatchSum NewProviderBatch ProviderBatch Remainder Waiting"
             ),
-            "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob PaidBeside Result",
+            "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",

@@ -16,7 +16,13 @@ penstock:<job>:stats                hash    counters: succeeded, succeeded_after
                                             cost_microusd, skipped, reused:<dedup or cache>
 penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running
 penstock:<job>:lane                 string  the lane that the job has moved to, as workers see it at begin; missing = it has not
-penstock:<job>:parked               list    raw messages of a paused job
+penstock:<job>:parked               list    raw messages of a paused job, or of one whose budget has no room for them now
+penstock:<job>:budget               string  millionths of a dollar, of a job with a budget; so are the next, see account.lua
+penstock:<job>:account              hash    reserved: the sum of the next; spent: as SQL has it; most, over, lacking
+penstock:<job>:reserved             hash    "<gen>:<document id>" or "batch:<tag>" -> what a call, or a provider batch, that is
+                                            under way may cost, and who makes it
+penstock:budgets:owners             zset    worker that makes calls for jobs with a budget -> when it last said that it lives
+                                            (Unix seconds, this server's clock)
 penstock:<job>:queue                string  of a job that names no model, in a lane with queues per model: the queue of the
                                             model that answers it, as its first item has found it
 penstock:<job>:answers              hash    of a job that sends equal requests once: digest of a request -> who sends it now,
@@ -74,6 +80,7 @@ from penstock_ledger.model import FeedKind, Job
 
 __all__ = [
     "ANSWERS_MAX",
+    "BUDGET_OWNERS",
     "CONTROLS",
     "DEAD",
     "DONE",
@@ -125,6 +132,7 @@ EPOCH_RUN: Final = PREFIX + "epoch:run"
 EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"
 WORKERS: Final = PREFIX + "workers"
 CONTROLS: Final = PREFIX + "controls"
+BUDGET_OWNERS: Final = PREFIX + "budgets:owners"
 PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
 REFUSED: Final = PREFIX + "refused"
 OLDER_UNACKED: Final = "unacked"

@@ -14,7 +14,6 @@ __all__ = [
     "BatchSum",
     "BatchesOpen",
     "NewProviderBatch",
-    "NoRoom",
     "ProviderBatch",
     "Remainder",
     "Waiting",
@@ -104,14 +103,6 @@ class Waiting(NamedTuple):
     documents: int
     since: float  # of the one that has waited longest
     most: int | None = None  # of them in one batch; None: as many as in any other
-
-
-class NoRoom(NamedTuple):
-    """Why a batch is not created now."""
-
-    is_budget: bool  # the job's budget; else the tokens that the account may have in batches
-    held: int  # by other batches: tokens, or millionths of a dollar that they may cost
-    spent: int = 0  # millionths of a dollar
 
 
 class BatchesOpen(NamedTuple):

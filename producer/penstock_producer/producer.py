@@ -343,11 +343,13 @@ class Producer:
     def limit(self, job: str, *, budget_usd: float | None, deadline_s: float | None) -> bool:
         """Give a job another budget and deadline; None lifts one. Submitting with them again then is the same job.
 
-        False when the job was changed by another process meanwhile. Raises SpecError.
+        False when the job was changed by another process meanwhile. Raises SpecError; of a job that has a budget the prices are
+        known, maybe to its workers only.
         """
         found = self._jobs.get(job)
         spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
-        check_acceptable(spec, self._settings.prices(spec.provider))
+        if found.spec.get("budget_usd") is None:
+            check_acceptable(spec, self._settings.prices(spec.provider))
         return self._jobs.amend(found.job_id, spec.to_json(), digest_of(spec, found.source), expect=found.digest)
 
     def cancel(self, job: str) -> bool:

@@ -174,7 +174,7 @@ def test_a_batch_that_was_handed_over_keeps_its_job_from_nothing(db: Database) -
 
 
 class House:
-    """A ledger, queues, and control processes that tick when they are told to."""
+    """A ledger, queues, and control processes that tick when the test says so."""
 
     def __init__(self, redis_server: RedisServer, folder: Path) -> None:
         self.folder, self.redis = folder, redis_server.client()

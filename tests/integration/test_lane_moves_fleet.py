@@ -29,8 +29,8 @@ class House:
         self.fleet = fleet
 
     def workers(self) -> None:
-        prices = {f"providers__default__{name}": value for name, value in PRICE.items()}
-        batch = {"batch__folder": self.fleet.folder / "packed", "batch__poll_first_s": 0.1, "batch__poll_cap_s": 0.2}
+        prices: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICE.items()}
+        batch: dict[str, Any] = {"batch__folder": self.fleet.folder / "packed", "batch__poll_first_s": 0.1, "batch__poll_cap_s": 0.2}
         self.fleet.worker(4, **prices)
         self.fleet.worker(1, lane="batch", **batch, **prices)
 
@@ -38,7 +38,8 @@ class House:
         return self.fleet.control(**settings)
 
     def submit(self, documents: int, lane: str) -> Job:
-        return self.fleet.submit(documents, key=f"first-in-{lane}", lane=lane, batch_max_requests=100)
+        smaller = {"batch_max_requests": 100} if lane == "batch" else {}
+        return self.fleet.submit(documents, key=f"first-in-{lane}", lane=lane, **smaller)
 
     def move(self, job: Job, lane: str) -> None:
         """At once: a command takes a second to start."""

@@ -35,7 +35,7 @@ from penstock_workers.stores import open_stores
 QUEUE = "penstock.api"
 JOB = "job-a"
 BUCKETS = 7
-GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT, ELSEWHERE = BeginReply
+GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT, ELSEWHERE, NO_ROOM, BUDGET_CHANGED = BeginReply
 
 
 @pytest.fixture

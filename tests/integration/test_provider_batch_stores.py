@@ -21,7 +21,6 @@ from penstock_ledger import (
     JobStore,
     NewJob,
     NewProviderBatch,
-    NoRoom,
     OutcomeStore,
     ProviderBatchStore,
     Remainder,
@@ -109,25 +108,25 @@ def test_tokens_of_an_account_are_reserved(db: Database, batches: ProviderBatchS
     one, two, big = sorted(batches.take(ME, LEASE_S, 10), key=lambda batch: batch.tokens * 10 + (batch.tag == "t2"))
     for batch in (one, two, big):
         batches.step(batch, ME, state="uploaded")
-    assert batches.begin_create(one, ME, 150) is None
-    assert batches.begin_create(two, ME, 150) == NoRoom(is_budget=False, held=100)
-    assert batches.begin_create(big, ME, 150) is None, "the only batch of its account"
+    assert batches.begin_create(one, ME, 150)
+    assert not batches.begin_create(two, ME, 150), "100 are held"
+    assert batches.begin_create(big, ME, 150), "the only batch of its account"
     batches.step(one, ME, state="ended")
-    assert batches.begin_create(two, ME, 150) is None
+    assert batches.begin_create(two, ME, 150)
 
 
-def test_a_budget_is_reserved_before_a_batch_is_created(db: Database, batches: ProviderBatchStore) -> None:
-    """What is spent, what batches under way may cost and what this one may cost are never more than the budget together."""
+def test_what_batches_have_cost_and_may_cost_is_told(db: Database, batches: ProviderBatchStore) -> None:
+    """From this a lost Redis learns what a job's budget has to count: outcomes, remainders, and batches that may be created."""
     of_feed(db, batches, packed("t1", may_cost_microusd=60), packed("t2", may_cost_microusd=50))
-    one, two = sorted(batches.take(ME, LEASE_S, 10), key=lambda batch: batch.tag)
-    assert batches.begin_create(one, ME, None, 100) is None
-    assert batches.begin_create(two, ME, None, 100) == NoRoom(is_budget=True, held=60, spent=0)
+    one, _ = sorted(batches.take(ME, LEASE_S, 10), key=lambda batch: batch.tag)
+    assert batches.begin_create(one, ME, None)
+    assert (batches.may_cost("job-a"), batches.tags_of("job-a")) == ({"t1": 60}, {"t1", "t2"})
     letter = DeadLetter(ItemKey("job-a", 1, "d1"), "bad_request", 1, 1, "", 400, b"", None, cost_microusd=40)
     left = Remainder(ItemKey("job-a", 1, "d2"), "2", 1, 1, 5, 5, 15, "batch_expired")
     batches.settle("t1", [], [letter], [left])
     assert batches.step(one, ME, state="settled")
-    assert batches.begin_create(two, ME, None, 100) == NoRoom(is_budget=True, held=0, spent=55)
-    assert batches.begin_create(two, ME, None, 105) is None
+    assert (batches.may_cost("job-a"), batches.tags_of("job-a")) == ({}, {"t2"})
+    assert (batches.spent("job-a"), batches.spent("job-b")) == (55, 0)
 
 
 def test_what_a_batch_leaves_goes_into_one_other(db: Database, batches: ProviderBatchStore) -> None:

@@ -211,6 +211,7 @@ def test_a_lane_that_was_left_because_of_the_deadline_is_not_tried_again() -> No
     lanes = [seen(BATCH._replace(batch_h=0.1)), seen(API)]
     job = JobNow("api", 1_000, NOW + 2 * H, left_late=frozenset({"batch"}))
     assert choose(job, lanes, NOW, RULES).lane == "api"
+    assert choose(job._replace(left=75_000), lanes, NOW, RULES).lane == "api"  # which has no margin any more
     assert choose(job._replace(left_late=frozenset()), lanes, NOW, RULES).lane == "batch"
 
 
@@ -226,6 +227,20 @@ def test_a_rescue_says_when_and_for_how_much() -> None:
     assert choice.figures["documents_left"] == 9_762
     assert choice.figures["deadline_in_s"] == 5 * H
     assert choice.figures["api.usd"] == pytest.approx(8.98104)
+
+
+def test_the_last_moment_for_another_lane_is_said() -> None:
+    """The batch that runs should end in time, but only time will show: by the next look real time would be late."""
+    lanes = [LaneNow("batch", 0.0005, InBatches(2 * H, None, H / 2), "by the case", False), seen(API)]
+    job = JobNow("batch", 36_000, NOW + 1.25 * H + RULES.moving_s + RULES.look_s - 1)
+    choice = choose(job, lanes, NOW, RULES)
+    assert (choice.lane, choice.reason, choice.meets) == ("api", "deadline", True)
+    assert choice.why.startswith(
+        "batch has not ended, and api would be late if it began later than now; api has 600 documents"
+    )
+    assert choose(job._replace(answered=5_000), lanes, NOW, RULES).lane == "batch"
+    waits = choose(job._replace(deadline_at=NOW + 2 * H), lanes, NOW, RULES)
+    assert waits.lane == "batch"
 
 
 def test_a_deadline_that_none_meets_is_said() -> None:

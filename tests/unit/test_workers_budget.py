@@ -18,7 +18,7 @@ def stats(cost_usd: float, succeeded: int, dead: int = 0) -> dict[str, int]:
     [
         (stats(0, 0), 0, FIRST_DOCUMENTS),
         (stats(0, 0), FIRST_DOCUMENTS, 0),
-        (stats(0, 10), 500, None),
+        (stats(0, 10), 15, 5),
         (stats(0.2, 100), 0, 200),
         (stats(0.8, 100), 0, 25),
         (stats(0.8, 100), 15, 10),
@@ -29,11 +29,9 @@ def stats(cost_usd: float, succeeded: int, dead: int = 0) -> dict[str, int]:
         (stats(0.4, 0, dead=2), 0, 3),
     ],
 )
-def test_no_more_is_fed_than_the_rest_of_the_budget_pays_for(
-    spent: dict[str, int], under_way: int, may: int | None
-) -> None:
-    """Of a budget of 1 USD: a few until a cost is known, then what is left at the mean; without prices no bound (D15)."""
-    assert affordable(1.0, spent, under_way) == may
+def test_no_more_is_fed_than_the_rest_of_the_budget_pays_for(spent: dict[str, int], under_way: int, may: int) -> None:
+    """Of a budget of 1 USD: a few until a cost is known, then the rest at the mean; some more where all were refused (D15)."""
+    assert affordable(1.0 - spent["cost_microusd"] / MICROUSD, spent, under_way) == may
 
 
 def test_a_budget_is_overshot_by_the_scatter_of_costs_only() -> None:
@@ -41,8 +39,7 @@ def test_a_budget_is_overshot_by_the_scatter_of_costs_only() -> None:
     chance, budget = random.Random(7), 1.0
     spent, finished, under_way = 0.0, 0, 0
     while True:
-        room = affordable(budget, stats(spent, finished), under_way)
-        assert room is not None
+        room = affordable(budget - spent, stats(spent, finished), under_way)
         under_way += min(room, 512 - under_way)
         if under_way == 0 or spent >= budget:
             break

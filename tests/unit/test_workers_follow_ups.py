@@ -94,7 +94,7 @@ class Parts:
             raise self.stops_at[1]
         return self
 
-    async def begin(self, attempt: Attempt) -> None:
+    async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
         self.steps.append("begin")
         attempt.begun = True
 

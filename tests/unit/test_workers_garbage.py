@@ -50,7 +50,7 @@ class Around:
         await asyncio.sleep(0)
         return self.answers[self.asked % len(self.answers)]
 
-    async def begin(self, attempt: Attempt) -> None:
+    async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
         if not self.answers:
             raise TurnedAway(Skipped("finished already"))
         attempt.begun = True

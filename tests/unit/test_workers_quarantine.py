@@ -27,7 +27,7 @@ class Books:
         self.crashes, self.open = crashes, 0
         self.steps: list[str] = []
 
-    async def begin(self, attempt: Attempt) -> None:
+    async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
         self.open += 1
         self.steps.append("begin")
         attempt.begun, attempt.crashes = True, self.crashes

@@ -146,7 +146,7 @@ class WorkerEngine:
     def _make_parts(self, bridge: Bridge, stores: Stores) -> _Parts:
         """All that items go through, made and joined; nothing of it has started."""
         settings = self._settings
-        jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
+        jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database, settings.lane)
         traces = None if self._tracing is None else self._tracing.of_items()
         start_child = child_starter(settings)
         suspects = ChildPool(start_child, self._row.suspect_children)
@@ -161,12 +161,14 @@ class WorkerEngine:
             linger_s=settings.commit_linger_s,
             on_durable=partial(_after_settling, None if traces is None else traces.settled),
         )
-        starts, causes = Starts(stores.hot, outcomes, jobs, settings.lane), Causes(stores.hot.failing.note)
+        book = JobBook(read_job(jobs, settings))
+        starts = Starts(stores.hot, outcomes, jobs, settings.lane, book.forget)
+        causes = Causes(stores.hot.failing.note)
         admission = self._priced(self._row.admission(settings, self._lane))
         waits = ItemWaits(settings.concurrency)
-        reads = Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others)
+        reads = Reads(book, Bodies(stores.database, settings), waits.others)
         models = None if served_by(settings) is None else ModelCheck(settings.lane, stores.hot, reads)
-        book = AnswerBook(
+        answers = AnswerBook(
             stores.redis, f"{process_name()}-{secrets.token_hex(4)}", most=settings.cache_entries,
             lease_s=settings.visibility_timeout_s,
         )  # fmt: skip
@@ -183,7 +185,7 @@ class WorkerEngine:
             waits=waits,
             policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
             failpoints=self._failpoints,
-            reuse=Reuse(book, outcomes, starts.begin, waits.others),
+            reuse=Reuse(answers, outcomes, starts.begin, waits.others),
             runs=Runs(settings.pause_after_run),
             traced=traces is not None,
         )

@@ -21,4 +21,4 @@ class LaneChangeSettings(BaseModel):
     on_demand: tuple[
         str, ...
     ] = ()  # lanes whose workers an autoscaler starts once there is work: having none counts little
-    trouble_s: Annotated[float, Field(ge=0, le=3_600)] = 60.0  # a lane is left once it has been of no use for so long
+    trouble_s: Annotated[float, Field(ge=0, le=3_600)] = 60.0  # a lane is left once it has not worked for so long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -89,7 +88,7 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
 
 
 def _what_died(job: Job, ledger: Books) -> list[str]:
-    from penstock_cli.show.report import build
+    from penstock_cli.report.account import build
     from penstock_cli.show.text import argument
     from penstock_cli.watching.all_alike import advice
 
@@ -100,26 +99,18 @@ def _what_died(job: Job, ledger: Books) -> list[str]:
 def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     import orjson
 
+    from penstock_cli.report.gather import report_of
     from penstock_cli.show.batches import batches_of
     from penstock_cli.show.engines import engines_of
     from penstock_cli.show.feeders import feeders_of
-    from penstock_cli.show.report import build
-    from penstock_cli.watching.all_alike import advice
+    from penstock_cli.watching.all_alike import with_advice
     from penstock_producer.job.lanes import packs
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), job.lane) if redis is not None else None
-    counts, made_with = ledger.outcomes.counts(job.job_id), ledger.made_with(job)
-    report = build(
-        job,
-        counts,
-        stats=ledger.stats(job),
-        seconds=ledger.seconds(job),
-        made_with=made_with,
-        moves=ledger.moves(job),
-    )
+    report = report_of(ledger, job)
     if job.state.final:
-        report = replace(report, advice=advice(ledger, job, report))
+        report = with_advice(ledger, job, report)
     extra: dict[str, Any] = {
         "job_id": job.job_id,
         "reason": job.reason,
@@ -216,7 +207,14 @@ def pause(
     _move(job, state, JobState.PAUSED, {JobState.RUNNING, JobState.PAUSED}, reason)
 
 
-def resume(job: options.JobName, state: options.StateOption = None) -> None:
+def resume(
+    job: options.JobName,
+    budget_usd: Annotated[
+        float | None,
+        typer.Option("--budget-usd", min=0, help="The job's budget from now on, with what is spent already."),
+    ] = None,
+    state: options.StateOption = None,
+) -> None:
     """Let a paused job go on; a pause or a hold of its provider ends, too."""
     from penstock_cli.connect import books
     from penstock_cli.watching.holds import lift_provider
@@ -224,11 +222,31 @@ def resume(job: options.JobName, state: options.StateOption = None) -> None:
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
+        if budget_usd is not None:
+            _give_budget(ledger, found, budget_usd)
         lifted = "" if found.state.final else lift_provider(ledger, found)
     if lifted:
         typer.echo(lifted)
     if not lifted or found.state is not JobState.RUNNING:
         _move(job, state, JobState.RUNNING, {JobState.PAUSED}, None)
+
+
+def _give_budget(ledger: Books, job: Job, budget_usd: float) -> None:
+    """Raises UsageProblem and SpecError."""
+    from penstock_cli.show.figures import MICRO
+    from penstock_cli.show.text import safe
+    from penstock_producer import Producer
+    from penstock_producer.settings import ProducerSettings
+
+    spent = ledger.outcomes.counts(job.job_id).cost_microusd / MICRO
+    if job.state.final:
+        raise UsageProblem(f"job {safe(job.job_key)} is {job.state}; only one that goes on takes a budget")
+    if budget_usd <= spent:
+        raise UsageProblem(f"--budget-usd {budget_usd:g}: {spent:.4f} USD are spent already; name a larger sum of all")
+    with Producer(ProducerSettings.load(), database=ledger.database) as producer:
+        if not producer.limit(job.job_id, budget_usd=budget_usd, deadline_s=job.spec.get("deadline_s")):
+            raise UsageProblem(f"job {safe(job.job_key)} was changed by another process; try again")
+    typer.echo(f"the budget of {safe(job.job_key)} is {budget_usd:g} USD now")
 
 
 def cancel(job: options.JobName, state: options.StateOption = None) -> None:

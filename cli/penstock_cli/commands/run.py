@@ -62,9 +62,8 @@ def run(
         from penstock_cli.run.local import dry_run as show
 
         raise typer.Exit(show(request))
-    with Standby(
-        standby_lane(given.lanes)
-    ) as standby:  # first of all: its imports take as long as all of this command's
+    lane = standby_lane(given.lanes)
+    with Standby(lane) as standby:  # first of all: its imports take as long as all of this command's
         from penstock_cli.run.local import run_local
 
         raise typer.Exit(run_local(request, standby))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,15 +16,16 @@ from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import MICRO, KeptFigures
 from penstock_cli.show.text import argument, count
 from penstock_cli.watching.all_alike import advice
+from penstock_producer.prices.spent_budget import BUDGET_EXHAUSTED, budget_of, next_budget, without_command
 
 if TYPE_CHECKING:
-    from penstock_cli.show.report import Report
+    from penstock_cli.report.account import Report
     from penstock_ledger.model import Job
 
 
 def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     """Write the files, print the report. Raises JobStopped for a job that is paused."""
-    from penstock_cli.show import report as reports
+    from penstock_cli.report.text_form import show
 
     report, place = keep_report(plan, ledger, job)
     if not job.state.final:
@@ -40,16 +40,15 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     if hints:
         report = replace(report, advice=hints)
         files.write_report(report, plan.request.out)
-    reports.show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
+    show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
     return report.exit_status
 
 
 def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
     """With the command that goes on: a budget that is spent would only pause the job again."""
-    message = (
-        f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {count(report.finished)} of "
-        f"{count(report.total)} documents are finished and kept."
-    )
+    why = without_command(job.reason or "no reason was recorded")
+    done = f"{count(report.finished)} of {count(report.total)} documents are finished and kept."
+    message = f"job {job.job_key} is {job.state}: {why}. {done}"
     if "--response-format" in (job.reason or ""):
         anew = this_command_with(response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2")
         return f"{message} The requests of this job stay as they are; start another for example with:  {anew}"
@@ -66,30 +65,27 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
 def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
     """Whether a repeated command brings a budget that pays for no further document: nothing needs to start for that."""
     budget, counts = plan.spec.budget_usd, ledger.outcomes.counts(job.job_id)
-    spent = counts.cost_microusd / MICRO
-    return budget is not None and budget - spent < spent / max(1, counts.succeeded)
+    if budget is None:
+        return False
+    before, spent = budget_of(job.reason), counts.cost_microusd / MICRO
+    return (before is not None and budget <= before) or budget - spent < spent / max(1, counts.succeeded)
 
 
 def is_out_of_budget(job: Job) -> bool:
-    return job.state == "paused" and (job.reason or "").startswith("budget_exhausted")
+    return job.state == "paused" and (job.reason or "").startswith(BUDGET_EXHAUSTED)
 
 
 def _for_all(report: Report) -> str:
     """A budget in USD for all documents at the mean cost so far, a tenth on top, in two significant digits upwards."""
     spent = report.cost_usd or 0.0
     mean = spent / max(1, report.succeeded)
-    wanted = max(spent, spent + mean * (report.total - report.finished)) * 1.1
-    step = 10.0 ** (math.floor(math.log10(wanted)) - 1) if wanted > 0 else 0.01
-    return f"{math.ceil(wanted / step) * step:.10f}".rstrip("0").rstrip(".")
+    return next_budget(max(spent, spent + mean * (report.total - report.finished)) * 1.1)
 
 
 def keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:
     """Write `report.json` as of now; returns the report and its place."""
-    from penstock_cli.show import report as reports
+    from penstock_cli.report.gather import report_of
 
-    counts = ledger.outcomes.counts(job.job_id)
     kept = KeptFigures.load(ledger.figures_path(job))
-    report = reports.build(
-        job, counts, stats=kept.stats, seconds=kept.seconds, made_with=ledger.made_with(job), moves=ledger.moves(job)
-    )
+    report = report_of(ledger, job, stats=kept.stats, seconds=kept.seconds)
     return report, files.write_report(report, plan.request.out)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -26,11 +26,21 @@ class PublishReport(NamedTuple):
     in_window: int  # fed before and not finished: not sent twice
 
 
+class MayCost(NamedTuple):
+    """What the next call of an item may cost, in millionths of a dollar: reserved in the budget of its job before it is sent."""
+
+    estimate: int = 0  # 0: nothing is sent
+    is_most: bool = True  # False where nothing bounds the answer: the costliest call of the job so far says more
+    paid: int = 0  # by earlier calls of this attempt, which are not counted as spent yet
+    owner: str = "?"  # who makes it, and says that it lives, see BudgetBook.renew
+
+
 class Begin(NamedTuple):
     """An item whose attempt is about to begin."""
 
     key: ItemKey
     buckets: int
+    may_cost: MayCost | None = None  # None: its job has no budget, as far as this worker knows
 
 
 class BeginReply(IntEnum):
@@ -43,6 +53,8 @@ class BeginReply(IntEnum):
     UNKNOWN = 4  # no feed has put it into the window: nothing was counted
     UNKNOWN_SINCE_REBUILT = 5  # the same, but Redis was rebuilt lately and its windows are not full again yet
     ELSEWHERE = 6  # its job goes on in another lane than the worker's: nothing was counted
+    NO_ROOM = 7  # the rest of its job's budget does not pay for it beside what is under way
+    BUDGET_CHANGED = 8  # the job has a budget by now, or has none any more: look at the job again
 
 
 class Begun(NamedTuple):
@@ -72,6 +84,7 @@ class SettledDone(NamedTuple):
     calls: int = 1  # requests sent in this attempt; those of earlier attempts were counted with their retries
     keep: Keep | None = None
     reused: str | None = None  # the result's reason, where no call was made
+    has_budget: bool = False  # its job has: nothing is reserved for it any more
 
 
 class SettledDead(NamedTuple):
@@ -84,6 +97,7 @@ class SettledDead(NamedTuple):
     completion_tokens: int = 0
     cost_microusd: int = 0
     calls: int = 0  # requests sent in this attempt
+    has_budget: bool = False
 
 
 class SettledRetry(NamedTuple):
@@ -101,6 +115,7 @@ class SettledRetry(NamedTuple):
     completion_tokens: int = 0
     cost_microusd: int = 0
     calls: int = 1  # requests sent in this attempt
+    has_budget: bool = False
 
 
 class SettledCrash(NamedTuple):
@@ -126,6 +141,9 @@ class SettleBatch:
     dead: Sequence[SettledDead] = ()
     retries: Sequence[SettledRetry] = ()
     released: Sequence[ItemKey] = ()  # begun, and given back before a request was sent
+    paid: Mapping[ItemKey, int] = field(
+        default_factory=dict
+    )  # of those of jobs with a budget: by earlier calls, not yet spent
     crashed: Sequence[SettledCrash] = ()
     asked_again: Sequence[AskedAgain] = ()
     tried_again: Sequence[SettledCrash] = ()  # items of which SQL knows that there will be another try

@@ -30,6 +30,7 @@ from penstock_ledger.in_redis.batches import (
     SettleReport,
     WorkerSeen,
 )
+from penstock_ledger.in_redis.budget_book import BudgetBook
 from penstock_ledger.in_redis.causes import CauseBook
 from penstock_ledger.in_redis.chunks import chunks, feed_chunks, until_short
 from penstock_ledger.in_redis.lost import find_missing, held_by
@@ -65,6 +66,7 @@ class RedisLedger:
         self._scripts = Scripts(client)
         self.failing = CauseBook(client)
         self.queues = QueueBook(client)
+        self.budgets = BudgetBook(client)
         self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
 
     # -- the life of an item -------------------------------------------------------------------------------------------
@@ -90,8 +92,8 @@ class RedisLedger:
         return PublishReport(published, done, in_window)
 
     def begin(self, items: Sequence[Begin], lane: str = "") -> list[Begun]:
-        """Count the starts of items, in their order, unless they are finished, paused, cancelled or in no window, or their job
-        has moved to another lane than the caller's."""
+        """Count the starts of items, in their order, unless they are finished, paused, cancelled, in no window or beyond the
+        budget of their job, or it has moved to another lane than the caller's."""
         return [begun for chunk in chunks(items) for begun in self._scripts.begin(chunk, self._epoch, lane)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
@@ -101,7 +103,7 @@ class RedisLedger:
             if chunk.done or chunk.dead:
                 new += self._scripts.settle(chunk.done, chunk.dead)
             if chunk.retries or chunk.released:
-                delayed += self._scripts.put_off(chunk.retries, chunk.released)
+                delayed += self._scripts.put_off(chunk.retries, chunk.released, chunk.paid)
         job_counters.count_crashed(self._client, batch.crashed)
         job_counters.count_asked_again(self._client, batch.asked_again)
         job_counters.count_tried_again(self._client, batch.tried_again)

@@ -17,6 +17,7 @@ from penstock_ledger.in_redis.batches import (
     Begin,
     BeginReply,
     Begun,
+    MayCost,
     Publish,
     PublishReport,
     SettledDead,
@@ -28,8 +29,8 @@ from penstock_ledger.model import ItemKey
 BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
 # What is put before a script: functions that several have.
 SHARED: Final = {
-    "begin": ("table",), "publish": ("urgent",), "promote": ("urgent",), "unpark": ("urgent",), "settle": ("sums", "keep"),
-    "put_off": ("sums",),
+    "begin": ("table", "account"), "publish": ("urgent",), "promote": ("urgent",), "unpark": ("urgent",),
+    "settle": ("sums", "account", "keep"), "put_off": ("sums", "account"), "budget": ("account",),
 }  # fmt: skip
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 
@@ -60,6 +61,8 @@ class Scripts:
         self._move = _registered(client, "move")
         self._see = _registered(client, "see")
         self._lead = _registered(client, "lead")
+        self._budget = _registered(client, "budget")
+        self._owners = _registered(client, "owners")
 
     def publish(
         self,
@@ -83,36 +86,41 @@ class Scripts:
 
     def begin(self, items: Sequence[Begin], epoch: str, lane: str) -> list[Begun]:
         by_feed: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for number, (key, _) in enumerate(items):
+        for number, (key, _, _) in enumerate(items):
             by_feed[key.job_id, key.generation].append(number)
         feeds, fields = list[tuple[Any, ...]](), _Fields(before=3)
         for feed, numbers in by_feed.items():
             docs = [items[number].key.doc_id for number in numbers]
             places = [fields.place(doc_id, items[number].buckets) for number, doc_id in zip(numbers, docs, strict=True)]
-            feeds.append((*_scopes(feed), docs, *zip(*places, strict=True)))
+            calls = [_call(items[number].may_cost) for number in numbers]
+            feeds.append((*_scopes(feed), docs, *zip(*places, strict=True), *([calls] if any(calls) else [])))
         answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], [epoch, _packed(feeds), lane, *fields.arguments])
         found = sorted(zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True))
         return [Begun(_REPLIES[reply], crashes) for _, reply, crashes in found]
 
     def settle(self, done: Sequence[SettledDone], dead: Sequence[SettledDead]) -> int:
         """Returns how many are new in the completed set."""
-        by_feed: dict[tuple[str, int], tuple[list[str], list[tuple[Any, ...]]]] = {}
+        by_feed: dict[tuple[str, int, bool], tuple[list[str], list[tuple[Any, ...]]]] = {}
         fields = _Fields(before=1)
         finished: Iterable[tuple[Any, ...]] = chain(done, dead)
-        for key, buckets, why, *figures in finished:
-            docs, items = by_feed.setdefault((key.job_id, key.generation), ([], []))
+        for key, buckets, why, *figures, has_budget in finished:
+            docs, items = by_feed.setdefault((key.job_id, key.generation, has_budget), ([], []))
             docs.append(key.doc_id)
             items.append((*fields.place(key.doc_id, buckets), why if isinstance(why, str) else int(why), *figures))
-        feeds = [(*_scopes(feed), docs, items) for feed, (docs, items) in by_feed.items()]
+        feeds = [
+            (*_scopes((job_id, generation)), docs, items, *([True] if has_budget else []))
+            for (job_id, generation, has_budget), (docs, items) in by_feed.items()
+        ]
         return int(self._settle([keys.EPOCH], [_packed(feeds), *fields.arguments]))
 
-    def put_off(self, retries: Sequence[SettledRetry], released: Sequence[ItemKey]) -> int:
+    def put_off(self, retries: Sequence[SettledRetry], released: Sequence[ItemKey], paid: Mapping[ItemKey, int]) -> int:
         """Returns how many are new in the delayed set."""
         arguments: list[Argument] = [len(retries), len(released)]
         for retry in retries:
             arguments += _retry(retry)
         for key in released:
-            arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id)
+            job = keys.job_scope(key.job_id) if key in paid else ""
+            arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id, job, paid.get(key, 0))
         return int(self._put_off([keys.EPOCH], arguments))
 
     def promote(self, queue: str, queues: Sequence[str], limit: int, held_s: float, longest_s: float) -> int:
@@ -198,6 +206,14 @@ class Scripts:
         found: list[bytes | int] = self._lead([], [owner, lease_s, most, _packed((asked, released))])
         return found
 
+    def budget(self, job_id: str, asked: str, *arguments: Argument) -> list[bytes] | None:
+        """Spent, reserved, the least that was refused, and whether it was reserved; None where no budget is known."""
+        found: list[bytes] | int = self._budget([], [keys.job_scope(job_id), asked, *arguments])
+        return None if isinstance(found, int) else found
+
+    def owners(self, owner: str, lease_s: float) -> None:
+        self._owners([keys.BUDGET_OWNERS], [owner, lease_s])
+
 
 class _Fields:
     """Where documents stand in the completed set. Fields that are not text travel as arguments behind ``before`` others:
@@ -244,7 +260,15 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
         retry.completion_tokens,
         retry.cost_microusd,
         retry.calls,
+        int(retry.has_budget),
     )
+
+
+def _call(may_cost: MayCost | None) -> tuple[int, int, int, str] | bool:
+    """As begin.lua takes it."""
+    if may_cost is None:
+        return False
+    return may_cost.paid, may_cost.estimate, int(may_cost.is_most), may_cost.owner
 
 
 def _registered(client: redis.Redis, name: str) -> Any:

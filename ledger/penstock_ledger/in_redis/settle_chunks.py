@@ -22,4 +22,4 @@ def settle_chunks(batch: SettleBatch, size: int) -> Iterator[SettleBatch]:
     for start in range(0, len(batch.retries), size):
         yield SettleBatch(retries=batch.retries[start : start + size])
     for start in range(0, len(batch.released), size):
-        yield SettleBatch(released=batch.released[start : start + size])
+        yield SettleBatch(released=batch.released[start : start + size], paid=batch.paid)

@@ -1,20 +1,17 @@
 -- Ask whether items may start and, where they may, count the start before anything is paid.
 --
 -- KEYS[1] penstock:epoch  touched, see below; while it is not the caller's, Redis forgot, and windows tell nothing
--- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when feeds have not filled the windows again
--- computed, from the prefixes in ARGV:
---   penstock:<job>:state            string: paused | cancelled | missing
---   penstock:<job>:lane             string: the lane that the job has moved to; missing where it has not
+-- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when windows are not full again; computed, from ARGV:
+--   penstock:<job>:state, :lane     strings: paused | cancelled; the lane that it has moved to; :budget and others: account.lua
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
 --   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; put_off.lua takes them back
 --   penstock:<job>:<gen>:window     hash: a finished item leaves it; only what is in it may start
--- ARGV[1] epoch, ARGV[3] the lane of the worker, "" for a caller that has none
--- ARGV[2] msgpack list of feeds, each {job prefix, feed prefix, {document id, ...}, {bucket number, ...}, {completed-set field,
--- ...}}, at most 500 items in all; a field is false where it is the document's id, else the index of the argument that holds it
--- Returns per item, in this order: reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 in another lane, see
--- BeginReply),
--- crashes = earlier starts that never came to a conclusion
+-- ARGV[1] epoch, ARGV[3] lane of the worker or "", ARGV[2] msgpack list of feeds, 500 items at most, each {job prefix, feed prefix,
+-- {document id, ...}, {bucket number, ...}, {completed-set field, ...}, {call, ...}}; a field is false where it is the id, else the
+-- index of the argument that holds it; a call is false without a budget, else {paid, estimate, 1 if that is the most, who}: account.lua
+-- Returns per item its reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 in another lane, 7 no room in the budget, 8
+-- another budget than the worker knows, see BeginReply), and crashes = earlier starts that never came to a conclusion
 --
 -- What is in the window is not in the completed set: what is put into the set leaves the window in the same call (settle.lua,
 -- rehydrate.lua), and publish.lua puts nothing into the window that is in the set. So the set is asked about the rest only.
@@ -22,8 +19,7 @@
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local VERDICTS = {paused = 2, cancelled = 3}
-local GO, DONE, ELSEWHERE = 0, 1, 6
+local VERDICTS, GO, DONE, ELSEWHERE = {paused = 2, cancelled = 3}, 0, 1, 6
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
 local unknown = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4
 local answer = {}
@@ -32,15 +28,16 @@ local function is_finished(scope, bucket, field, doc)
   return redis.call('HEXISTS', scope .. ':done:' .. bucket, field and ARGV[field] or doc) == 1
 end
 
-local function skip(job, scope, doc)
+local function skip(job, scope, doc, calls)
+  if calls then keep_paid(job, reservation(job, scope, doc), 0) end
   redis.call('HDEL', scope .. ':starts', doc)
   redis.call('HINCRBY', job .. ':stats', 'skipped', 1)
 end
 
 for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
-  local job, scope, docs, buckets, fields = unpack(feed)
-  local seen = redis.call('MGET', job .. ':state', job .. ':lane')
-  local verdict, lane = VERDICTS[seen[1] or ''], seen[2]
+  local job, scope, docs, buckets, fields, calls = unpack(feed)
+  local state, lane, budget = unpack(redis.call('MGET', job .. ':state', job .. ':lane', job .. ':budget'))
+  local verdict = VERDICTS[state or '']
   if lane and ARGV[3] ~= '' and lane ~= ARGV[3] then verdict = ELSEWHERE end
   local fed = redis.call('HMGET', scope .. ':window', unpack(docs))
   local begun = redis.call('HMGET', scope .. ':starts', unpack(docs))
@@ -49,12 +46,15 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
     local reply, crashes = GO, 0
     if not fed[at] and is_finished(scope, buckets[at], fields[at], doc) then
       reply = DONE
-      skip(job, scope, doc)
+      skip(job, scope, doc, calls)
     elseif verdict then
       reply = verdict
     elseif remembers and not fed[at] then
       reply = lane and ELSEWHERE or unknown -- of a job that has moved: a message from before, and it waits to be fed again
     else
+      reply = objection(job, scope, doc, budget, calls and calls[at]) or GO
+    end
+    if reply == GO then
       crashes = counts[doc] or tonumber(begun[at] or '0')
       counts[doc] = crashes + 1
       counted[#counted + 1], counted[#counted + 2] = doc, crashes + 1

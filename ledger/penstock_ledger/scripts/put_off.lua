@@ -5,18 +5,19 @@
 --   penstock:<job>:stats            hash of counters; sums.lua
 --   penstock:<job>:<gen>:done:<n>   hash, completed set: what is in it gets no other attempt
 --   penstock:<job>:<gen>:starts     hash: retried and released items give one start back
+--   the hashes of account.lua, in jobs with a budget
 --   penstock:delayed:<queue>        zset tag -> not before (seconds, this server's clock)
 --   penstock:delayed:<queue>:raw    hash tag -> raw message
 -- ARGV[1..2] numbers of retried and released items (at most 500 together), then
 --   retried:  job prefix, feed prefix, bucket, field, document id, delayed key, tag, raw, seconds from now,
---             rate limited (0|1), reason, prompt tokens, completion tokens, microdollars, calls
---   released: feed prefix, document id
+--             rate limited (0|1), reason, prompt tokens, completion tokens, microdollars, calls, has a budget (0|1)
+--   released: feed prefix, document id, and in a job with a budget its prefix and the microdollars that were paid, else "" and 0
 -- Returns how many are new in the delayed set
 
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local RETRIED, RELEASED = 15, 2 -- arguments of each
+local RETRIED, RELEASED = 16, 4 -- arguments of each
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
 
@@ -42,11 +43,14 @@ for _ = 1, tonumber(ARGV[1]) do
     count(job, 'retried:' .. reason, 1)
     count_spent(job, tonumber(ARGV[i + 11]), tonumber(ARGV[i + 12]), tonumber(ARGV[i + 13]), tonumber(ARGV[i + 14]))
     give_back(feed, doc)
+    if ARGV[i + 15] == '1' then conclude(job, reservation(job, feed, doc), tonumber(ARGV[i + 13])) end
   end
   i = i + RETRIED
 end
 for _ = 1, tonumber(ARGV[2]) do
-  give_back(ARGV[i], ARGV[i + 1])
+  local feed, doc, job, paid = unpack(ARGV, i, i + 3)
+  give_back(feed, doc)
+  if job ~= '' then keep_paid(job, reservation(job, feed, doc), tonumber(paid)) end
   i = i + RELEASED
 end
 write_sums()

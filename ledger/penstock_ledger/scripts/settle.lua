@@ -1,12 +1,11 @@
 -- Conclude items whose outcomes are in SQL already. An item counts when it enters the completed set: settling twice changes nothing.
 --
--- KEYS[1] penstock:epoch  only touched, see below
--- computed, from the prefixes in ARGV:
+-- KEYS[1] penstock:epoch  only touched, see below; computed, from the prefixes in ARGV:
 --   penstock:<job>:stats            hash of counters; sums.lua
 --   penstock:<job>:<gen>:done:<n>   hash, completed set: "" done, "!" dead
 --   penstock:<job>:<gen>:window     hash: finished items leave it, and
---   penstock:<job>:<gen>:starts     hash: likewise; the hashes of keep.lua
--- ARGV[1] msgpack list of feeds, each {job prefix, feed prefix, {document id, ...}, {item, ...}}, at most 500 items in all, with
+--   penstock:<job>:<gen>:starts     hash: likewise; the hashes of keep.lua, and of account.lua in jobs with a budget
+-- ARGV[1] msgpack list of feeds, each {job prefix, feed prefix, {document id, ...}, {item, ...}, true with a budget}, 500 items at most, with
 --   item: {bucket number, completed-set field as in begin.lua, after retry (0|1) or the reason of a dead letter,
 --   prompt tokens, completion tokens, microdollars, calls}; of a result also what keep.lua takes, and why no call was made, or nil
 -- then the fields that need an argument. Returns how many are new in the completed set
@@ -14,10 +13,10 @@
 -- A script whose first write needs no memory may go on in a full Redis, and settling is what frees memory.
 redis.call('PERSIST', KEYS[1])
 
-local BUCKET, FIELD, WHY, KEEP, REUSED = 1, 2, 3, 8, 9 -- WHY: text in a dead letter
+local BUCKET, FIELD, WHY, COST, KEEP, REUSED = 1, 2, 3, 6, 8, 9 -- WHY: text in a dead letter
 local new = 0
 for _, feed in ipairs(cmsgpack.unpack(ARGV[1])) do
-  local job, scope, docs, items = unpack(feed)
+  local job, scope, docs, items, has_budget = unpack(feed)
   redis.call('HDEL', scope .. ':window', unpack(docs))
   redis.call('HDEL', scope .. ':starts', unpack(docs))
   for at, item in ipairs(items) do
@@ -36,6 +35,7 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[1])) do
       end
       count_spent(job, unpack(item, WHY + 1, KEEP - 1))
     end
+    if has_budget then conclude(job, reservation(job, scope, docs[at]), item[COST]) end
     if item[KEEP] then keep_answer(item[KEEP], scope, docs[at]) end -- keep.lua
   end
 end

@@ -115,6 +115,7 @@ outcomes = Table(
     Column("created_at", Double, nullable=False),
     Column("request", LargeBinary),  # dead letters only
     Column("body", LargeBinary),  # a result's response, or the excerpt that a dead letter keeps
+    Column("lane", Words),  # that answered; NULL: nothing was asked, or a release wrote it that did not say
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="outcomes_pkey"),
     Index(
         "outcomes_dead",
@@ -149,6 +150,22 @@ tallies = Table(
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
     PrimaryKeyConstraint("job_id", "shard", "kind", "reason", name="tallies_pkey"),
+)
+
+# The same by the lane that answered, since a job may change its lane while it runs. What has no lane is not in here.
+lane_tallies = Table(
+    "lane_tallies",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("shard", Integer, nullable=False),
+    Column("lane", Id, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("dead", BigInteger, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cost_microusd", BigInteger, nullable=False),
+    PrimaryKeyConstraint("job_id", "shard", "lane", name="lane_tallies_pkey"),
 )
 
 spool = Table(

@@ -1,7 +1,7 @@
 """Moves of jobs between lanes: of two processes that decide at once, one wins.
 
 A move is one transaction: the job's lane, and the row that says why. All that follows from it is done again and again by
-whoever works on the job, until nothing is left where it was.
+each process that works on the job, until nothing is left where it was.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from penstock_ledger.provider_batch import (
     BatchState,
     BatchSum,
     NewProviderBatch,
-    NoRoom,
     ProviderBatch,
     Remainder,
 )
@@ -59,10 +58,11 @@ _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
 
 
 class ProviderBatchStore:
-    """The provider batches of all jobs."""
+    """The provider batches of all jobs. ``lane``: of the process that settles."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, lane: str | None = None) -> None:
         self._db = db
+        self._lane = lane
 
     # -- leaders -------------------------------------------------------------------------------------------------------
 
@@ -198,35 +198,27 @@ class ProviderBatchStore:
 
         return self._db.write(write)
 
-    def begin_create(
-        self, batch: ProviderBatch, owner: str, cap: int | None, budget_microusd: int | None = None
-    ) -> NoRoom | None:
-        """Note that the batch is about to be created, unless there is no room for it: then say why, and note nothing.
+    def begin_create(self, batch: ProviderBatch, owner: str, cap: int | None) -> bool:
+        """Note that the batch is about to be created; False, and nothing is noted, where there is no room for it.
 
         Its tokens must fit into the account's ``cap`` beside those of all batches that are at the provider; the only batch
-        of an account always fits. What it may cost must fit into the job's budget beside what is spent and what its
-        batches that are not settled may cost. Raises BatchLost.
+        of an account always fits. Raises BatchLost.
         """
 
-        def reserve(connection: Connection) -> NoRoom | bool:
+        def reserve(connection: Connection) -> bool | None:
             if cap is not None:
                 self._lock(connection, f"penstock:batches:{batch.provider}")
                 held = connection.execute(_held(batch)).scalar_one()
                 if held and held + batch.tokens > cap:
-                    return NoRoom(is_budget=False, held=int(held))
-            if budget_microusd is not None:
-                self._lock(connection, f"penstock:budget:{batch.job_id}")
-                spent = sum(connection.execute(query).scalar_one() for query in _spent(batch.job_id))
-                held = connection.execute(_may_cost(batch)).scalar_one()
-                if spent + held + batch.may_cost_microusd > budget_microusd:
-                    return NoRoom(is_budget=True, held=int(held), spent=int(spent))
+                    return False
             led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
-            return connection.execute(update(table).where(*_LED).values(creating_at=time.time()), led).rowcount == 1
+            noted = connection.execute(update(table).where(*_LED).values(creating_at=time.time()), led).rowcount
+            return True if noted == 1 else None
 
         reserved = self._db.write(reserve)
-        if reserved is False:
+        if reserved is None:
             raise BatchLost(batch.tag)
-        return reserved if isinstance(reserved, NoRoom) else None
+        return reserved
 
     def tokens_beside(self, batch: ProviderBatch) -> int:
         """Those of all other batches that are at its provider."""
@@ -264,7 +256,7 @@ class ProviderBatchStore:
             forget(connection, done)
             put_back(connection, tag, left)
 
-        return OutcomeStore(self._db).settle(results, letters, also=also)
+        return OutcomeStore(self._db, self._lane).settle(results, letters, also=also)
 
     def forget(self, keys: Collection[ItemKey]) -> None:
         """These remainders have got an outcome elsewhere."""
@@ -282,6 +274,25 @@ class ProviderBatchStore:
         newest = query.order_by(table.c.created_at.desc()).limit(at_least)
         found = self._db.read(lambda connection: connection.execute(newest).scalars().all())
         return len(found) == at_least and all(one is not None and one.startswith(why) for one in found)
+
+    # -- money -------------------------------------------------------------------------------------------------------------
+
+    def spent(self, job_id: str) -> int:
+        """Millionths of a dollar that a job has paid for documents with an outcome, and for those that wait for another batch."""
+        return self._db.read(
+            lambda connection: int(sum(connection.execute(query).scalar_one() for query in _spent(job_id)))
+        )
+
+    def may_cost(self, job_id: str) -> dict[str, int]:
+        """The most that each batch of a job which may be at its provider costs, by their tags. None is settled."""
+        query = select(table.c.tag, table.c.may_cost_microusd)
+        query = query.where(table.c.job_id == job_id, _OPEN, table.c.creating_at.is_not(None))
+        return self._db.read(lambda connection: {row[0]: int(row[1]) for row in connection.execute(query)})
+
+    def tags_of(self, job_id: str) -> set[str]:
+        """Of the batches of a job that are not settled."""
+        query = select(table.c.tag).where(table.c.job_id == job_id, _OPEN)
+        return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
     # -- when a job leaves the lane --------------------------------------------------------------------------------------
 
@@ -364,6 +375,14 @@ class ProviderBatchStore:
 
         return self._db.read(read)
 
+    def created(self, job_id: str) -> tuple[int, int]:
+        """Batches of a job that its providers took, and the requests in them."""
+        query = select(func.count(), func.coalesce(func.sum(table.c.requests), 0)).where(
+            table.c.job_id == job_id, table.c.remote_id.is_not(None)
+        )
+        batches, requests = self._db.read(lambda connection: connection.execute(query).one())
+        return int(batches), int(requests)
+
     def open_times(self, job_id: str) -> BatchesOpen:
         """Since when the batches of a job run, or wait to be created."""
         columns, waiting = table.c, (str(BatchState.PACKED), str(BatchState.UPLOADED))
@@ -440,14 +459,6 @@ def _held(batch: ProviderBatch) -> Any:
         table.c.tag != batch.tag,
     )
     return select(func.coalesce(func.sum(table.c.tokens), 0)).where(*at_provider)
-
-
-def _may_cost(batch: ProviderBatch) -> Any:
-    """Of the job's batches that are under way, besides this one. What is settled counts as spent."""
-    query = select(func.coalesce(func.sum(table.c.may_cost_microusd), 0))
-    return query.where(
-        table.c.job_id == batch.job_id, _OPEN, table.c.creating_at.is_not(None), table.c.tag != batch.tag
-    )
 
 
 def _spent(job_id: str) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ DEFAULT_OUTPUT_TOKENS: Final = 256  # the same
 MEASURED: Final = 1_000  # documents that an estimate is taken from
 MEASURED_BYTES: Final = 64 * 1024 * 1024  # of them: large documents are alike sooner
 MTOK: Final = 1_000_000
-_OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
 _MEDIA: Final = re.compile(
     rb'"(?:data:[\w/+.-]{1,60};base64,)?[A-Za-z0-9+/]{1000,}={0,2}"'
 )  # no text, and no tokens of one
@@ -54,11 +54,12 @@ class Measure:
         return self.documents >= MEASURED or self.size >= MEASURED_BYTES
 
     def add(self, body: bytes) -> None:
-        most = output_asked(orjson.loads(body))
+        fields = orjson.loads(body)
+        most, choices = output_asked(fields), _choices(fields)
         self.documents += 1
         self.size += len(body)
         self.chars += len(body) - sum(len(found[0]) for found in _MEDIA.finditer(body))
-        self.tokens_out += DEFAULT_OUTPUT_TOKENS if most is None else most
+        self.tokens_out += choices * (DEFAULT_OUTPUT_TOKENS if most is None else most)
         self.capped = self.capped and most is not None
 
     def of(self, total: int) -> Estimate:
@@ -79,5 +80,14 @@ class Measure:
 
 def output_asked(body: Any) -> int | None:
     """The most tokens that a request lets its answer have; None where it does not say."""
-    found = [body.get(name) for name in _OUTPUT_FIELDS] if isinstance(body, dict) else []
+    if not isinstance(body, dict):
+        return None
+    config = body.get("generationConfig")  # where requests to Gemini say it
+    found = [fields.get(name) for fields in (body, config) if isinstance(fields, dict) for name in _OUTPUT_FIELDS]
     return next((most for most in found if isinstance(most, int)), None)
+
+
+def _choices(body: Any) -> int:
+    """How many answers a request asks for."""
+    wanted = body.get("n") if isinstance(body, dict) else None
+    return wanted if type(wanted) is int and wanted > 0 else 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict
 
 from penstock_ledger import JobStore, OutcomeStore, RedisLedger
 
@@ -28,15 +29,17 @@ class FeedStep:
         )
 
 
-class TriedBefore(NamedTuple):
-    """What earlier attempts at a document used up, in the fields of its message."""
+class TriedBefore(TypedDict, total=False):
+    """What earlier attempts at a document used up, as ``encode_item`` takes it."""
 
-    attempts: int  # that counted
+    retries: int
     calls: int
     spent: tuple[int, ...]
 
 
-NEVER_TRIED: Final = TriedBefore(0, 0, ())
+Tried = Mapping[str, TriedBefore]  # by document id
+NEVER_TRIED: Final = TriedBefore()
+NONE_TRIED: Final[Tried] = {}
 
 
 class FeedStores(NamedTuple):

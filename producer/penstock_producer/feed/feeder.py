@@ -1,20 +1,19 @@
 """The feeder: moves documents from a source into the queue, a bounded step at a time.
 
-A step reads rows, encodes them as messages, publishes them, and then moves the durable cursor behind them. If the process
-dies after publishing and before the cursor has moved, the next feeder publishes the same documents again and the ledger
-drops those that are in the window already: nothing is skipped, nothing is queued twice.
+A step reads rows, encodes them as messages, publishes them, and then moves the durable cursor behind them. Where a feeder
+dies in between, the next one publishes the same documents again, and the ledger drops those that are in the window already.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from penstock_ledger import Publish, PublishReport, buckets_for
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
-from penstock_producer.feed.feed_step import NEVER_TRIED, FeedStep, FeedStores, TriedBefore
+from penstock_producer.feed.feed_step import NEVER_TRIED, NONE_TRIED, FeedStep, FeedStores, Tried
 from penstock_producer.feed.prefix_order import in_prefix_order
 from penstock_producer.feed.routes import Routes
 from penstock_producer.feed.tracing import SendSpans
@@ -24,12 +23,10 @@ from penstock_producer.rows import BadRow, Cursor, Document, Source
 
 __all__ = ["Feeder"]
 
-# Held in memory, and sorted together in prefix order; the ledger cuts them into calls of the size that Redis takes at once.
-ROWS_READ: Final = 5_000
+ROWS_READ: Final = 5_000  # held in memory, and sorted together in prefix order; the ledger cuts them into calls
 BYTES_READ: Final = 16 * 1024 * 1024  # of request bodies; the sort keys of a job in prefix order are as much again
 
-# Takes documents, returns how many of them were published and how many were skipped.
-Handler = Callable[[Sequence[Document]], tuple[int, int]]
+Handler = Callable[[Sequence[Document]], tuple[int, int]]  # takes documents; how many were published, how many skipped
 
 
 class Feeder:
@@ -61,7 +58,7 @@ class Feeder:
         self._rows: Iterator[Document | BadRow] | None = None
         self._ahead: Document | BadRow | None = None  # read already; the next step begins with it
         self._cursor: Cursor = dict(feed.cursor)
-        self._tried: Mapping[str, TriedBefore] = {}  # of the documents that are published now
+        self._tried: Tried = NONE_TRIED  # of those that are published now
 
     @property
     def ordered(self) -> bool:
@@ -75,10 +72,8 @@ class Feeder:
         self.feed = feed
 
     def step(self, limit: int) -> FeedStep:
-        """Publish up to ``limit`` rows and move the durable cursor behind them.
-
-        Raises SourceChanged, SourceUnavailable, FeedLost, RedisForgot and errors of the servers, and then the cursor stays.
-        """
+        """Publish up to ``limit`` rows and move the durable cursor behind them. Raises SourceChanged, SourceUnavailable,
+        FeedLost, RedisForgot and errors of the servers, and then the cursor stays."""
         return self.advance(limit, self._publish_new)
 
     def advance(self, limit: int, handle: Handler) -> FeedStep:
@@ -100,11 +95,10 @@ class Feeder:
             raise
 
     def publish(
-        self, documents: Iterable[Document], *, again: bool = False, tried: Mapping[str, TriedBefore] | None = None
+        self, documents: Iterable[Document], *, again: bool = False, tried: Tried = NONE_TRIED
     ) -> PublishReport:
-        """Encode documents and queue those that are neither finished nor in the window; with ``again``, also those in the
-        window, whose message is lost. ``tried``: what was used up on some of them, by their ids."""
-        self._tried = tried or {}
+        """Queue documents not finished and, but for lost messages (``again``), not in the window; ``tried``: before, by id."""
+        self._tried = tried
         reports = [self._publish_to(queue, some, again) for queue, some in self._routes.sorted(documents)]
         return PublishReport(*map(sum, zip((0, 0, 0), *reports, strict=True)))
 
@@ -167,11 +161,8 @@ class Feeder:
         inline = len(document.body) <= MAX_INLINE_BODY_BYTES
         body, ref = (document.body, None) if inline else (None, document.position)
         trace = None if self._spans is None else self._spans.header(key)
-        before = self._tried.get(document.doc_id, NEVER_TRIED)
-        raw = encode_item(
-            key, queue=queue, body=body, ref=ref, retries=before.attempts, calls=before.calls, spent=before.spent,
-            urgent=self.urgent, fed=fed, trace=trace,
-        )  # fmt: skip
+        tried = self._tried.get(document.doc_id, NEVER_TRIED)
+        raw = encode_item(key, queue=queue, body=body, ref=ref, urgent=self.urgent, fed=fed, trace=trace, **tried)
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:

@@ -52,7 +52,9 @@ def publish_waiting(feeder: Feeder, waiting: Sequence[Remainder]) -> int:
 
     tried = {
         one.key.doc_id: TriedBefore(
-            one.attempts, one.calls, (one.prompt_tokens, one.completion_tokens, one.cost_microusd)
+            retries=one.attempts,
+            calls=one.calls,
+            spent=(one.prompt_tokens, one.completion_tokens, one.cost_microusd),
         )
         for one in waiting
         if one.calls or one.attempts

@@ -1,8 +1,7 @@
-"""How many documents a job's budget still pays for: what is fed is bounded by it, so that a budget is not overshot.
+"""How many documents of a job with a budget are fed: those that the rest of it pays for at the mean cost so far.
 
-A call that has started is paid for whatever the budget says. So no more documents are fed than the rest of the budget
-pays for at the mean cost so far, and before the first costs are known, only a few. The overshoot that
-remains is what the last documents cost beyond the mean.
+That the budget holds is not decided here: workers reserve what each call may cost before they send it. What is fed beyond the
+budget would only wait. Before the first costs are known only a few are fed, since a document may then be estimated badly.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ GROWTH = 2  # at most so many times the finished documents are under way: a mean
 
 
 def mean_cost(stats: Mapping[str, int]) -> float | None:
-    """USD per document so far; None before any has finished. 0.0 where no price is known."""
+    """USD per document so far; None before any has finished."""
     finished = stats.get("succeeded", 0) or stats.get("dead", 0)
     return stats.get("cost_microusd", 0) / MICROUSD / finished if finished else None
 
 
-def affordable(budget_usd: float, stats: Mapping[str, int], under_way: int) -> int | None:
-    """Documents that may be fed beside those under way; None without a bound, as where no price is known."""
+def affordable(left_usd: float, stats: Mapping[str, int], under_way: int) -> int:
+    """Documents that may be fed beside those under way. ``left_usd``: of the budget, without what is spent."""
     mean = mean_cost(stats)
     if mean is None:
         return max(0, FIRST_DOCUMENTS - under_way)
-    if mean == 0:
-        return None
-    left = budget_usd - stats.get("cost_microusd", 0) / MICROUSD
-    known = GROWTH * (stats.get("succeeded", 0) + stats.get("dead", 0))
-    return max(0, min(int(left / mean + 1e-9), max(FIRST_DOCUMENTS, known)) - under_way)
+    known = max(FIRST_DOCUMENTS, GROWTH * (stats.get("succeeded", 0) + stats.get("dead", 0)))
+    paid_for = int(left_usd / mean + 1e-9) if mean else known  # requests that are refused cost nothing, and say nothing
+    return max(0, min(paid_for, known) - under_way)

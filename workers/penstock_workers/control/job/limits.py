@@ -4,60 +4,125 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from typing import Final, NamedTuple
 
-from penstock_ledger import OutcomeStore, RedisLedger
+from penstock_ledger import Account, JobSeen, OutcomeStore, RedisLedger
 from penstock_ledger.model import Job, JobState
+from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.prices.spent_budget import budget_of, spent_budget
+from penstock_workers.control.job.accounts import Accounts
 from penstock_workers.control.job.budget import MICROUSD, affordable, mean_cost
 from penstock_workers.control.job.job_states import JobStates
+
+QUIET_S: Final = 10.0
+"""With nothing under way and a document that the rest does not pay for, others in the queue are waited for so long."""
+ENDED_S: Final = 5.0
+"""Between two looks whether a job that is paused by its budget has all its outcomes by now."""
+
+
+class _Look(NamedTuple):
+    """What a job's budget lets it do in this round."""
+
+    documents: int  # that may be fed
+    may_unpark: bool
 
 
 class JobLimits:
     """Belongs to the control thread."""
 
-    def __init__(self, outcomes: OutcomeStore, hot: RedisLedger, states: JobStates) -> None:
+    def __init__(self, outcomes: OutcomeStore, hot: RedisLedger, states: JobStates, accounts: Accounts) -> None:
         self._outcomes = outcomes
         self._hot = hot
         self._states = states
-        self._affordable: dict[str, int | None] = {}  # documents that a job's budget still pays for; None: no bound
+        self._accounts = accounts
+        self._looks: dict[str, _Look] = {}  # of jobs with a budget
+        self._quiet_since: dict[str, float] = {}  # monotonic
+        self._ended_at: dict[
+            str, float
+        ] = {}  # monotonic times of the latest looks at jobs that are paused by their budget
 
-    def stop(self, job: Job, spec: JobSpec, under_way: int) -> bool:
-        """Whether the job is past a limit, and therefore stopped in this round; ``under_way``: its documents outstanding."""
+    def stop(self, job: Job, spec: JobSpec, seen: JobSeen) -> bool:
+        """Whether the job is past a limit, and therefore stopped in this round."""
         if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
             reason = f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
             return self._states.move(job, JobState.CANCELLING, reason)
         if spec.budget_usd is None:
-            self._affordable.pop(job.job_id, None)
+            self._looks.pop(job.job_id, None)
+            self._accounts.lift(job.job_id, some_wait=seen.parked > 0)
             return False
-        return self._stop_at_budget(job, spec.budget_usd, under_way)
+        return self._stop_at_budget(job, spec, spec.budget_usd, seen)
 
     def within_budget(self, job: Job, documents: int) -> int:
         """Of so many documents those that the budget pays for; several feeds of one job share that."""
-        left = self._affordable.get(job.job_id)
-        if left is None:
+        look = self._looks.get(job.job_id)
+        if look is None:
             return documents
-        documents = min(documents, left)
-        self._affordable[job.job_id] = left - documents
+        documents = min(documents, look.documents)
+        self._looks[job.job_id] = look._replace(documents=look.documents - documents)
         return documents
+
+    def may_unpark(self, job: Job) -> bool:
+        """Whether what waits outside the queue goes back to it: not while the budget has no room for any of it."""
+        look = self._looks.get(job.job_id)
+        if look is None:
+            return True
+        if look.may_unpark:
+            self._accounts.tried_again(job.job_id)
+        return look.may_unpark
+
+    def go_on_if_done(self, job: Job) -> bool:
+        """Let a job end that is paused by its budget, where what was under way has given it all its outcomes."""
+        now = time.monotonic()
+        if budget_of(job.reason) is None or now - self._ended_at.get(job.job_id, -ENDED_S) < ENDED_S:
+            return False
+        self._ended_at[job.job_id] = now
+        return self._has_all(job) and self._states.move(job, JobState.RUNNING, None)
 
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
-        self._affordable = {job_id: left for job_id, left in self._affordable.items() if job_id in live}
+        self._accounts.keep_only(live)
+        for held in (self._looks, self._quiet_since, self._ended_at):
+            for job_id in held.keys() - set(live):
+                del held[job_id]
 
-    def _stop_at_budget(self, job: Job, budget_usd: float, under_way: int) -> bool:
+    def _stop_at_budget(self, job: Job, spec: JobSpec, budget_usd: float, seen: JobSeen) -> bool:
         """Note what the budget still pays for; pause the job when that is nothing, unless it has all its outcomes."""
-        stats = self._hot.stats(job.job_id)
-        self._affordable[job.job_id] = affordable(budget_usd, stats, under_way)
-        spent = stats.get("cost_microusd", 0) / MICROUSD
-        if spent < budget_usd and (under_way or self._affordable[job.job_id] != 0):
+        account, stats = self._accounts.look(job.job_id, budget_usd), self._hot.stats(job.job_id)
+        under_way = sum(seen.outstanding)
+        left = round(budget_usd * MICROUSD) - account.spent
+        documents = affordable(left / MICROUSD, stats, under_way)
+        fits = account.lacking is None or account.lacking <= left - account.reserved
+        self._looks[job.job_id] = _Look(documents, fits)
+        if left > 0 and not self._is_at_end(job, spec, account, seen, documents, fits):
             return False
+        if self._has_all(job):  # no document is left to pay for: the feed reaches its end
+            self._looks.pop(job.job_id)
+            return False
+        return self._states.move(job, JobState.PAUSED, self._why(job, budget_usd, account, mean_cost(stats)))
+
+    def _is_at_end(self, job: Job, spec: JobSpec, account: Account, seen: JobSeen, documents: int, fits: bool) -> bool:
+        """Whether nothing is under way that could leave something of what is reserved, and the rest pays for nothing."""
+        under_way = sum(seen.outstanding)
+        if account.reserved:
+            self._quiet_since.pop(job.job_id, None)
+            return False
+        if not under_way:
+            return documents == 0 and not packs(job.lane)  # of batches their worker knows what the next one may cost
+        if fits:
+            self._quiet_since.pop(job.job_id, None)
+            return False
+        since = self._quiet_since.setdefault(job.job_id, time.monotonic())
+        return seen.parked >= under_way or time.monotonic() - since > QUIET_S
+
+    def _has_all(self, job: Job) -> bool:
         counts = self._outcomes.counts(job.job_id)
-        if counts.succeeded + counts.dead == job.total:
-            self._affordable[job.job_id] = None  # no document is left to pay for: the feed reaches its end
-            return False
-        mean = mean_cost(stats) or 0.0
-        reason = (
-            f"budget_exhausted: {spent:.4f} of {budget_usd:g} USD are spent, and a document costs about {mean:.4g}; "
-            "resume with a higher budget_usd"
-        )
-        return self._states.move(job, JobState.PAUSED, reason)
+        return counts.succeeded + counts.dead == job.total
+
+    def _why(self, job: Job, budget_usd: float, account: Account, mean_usd: float | None) -> str:
+        counts = self._outcomes.counts(job.job_id)
+        left = None if job.total is None else max(0, job.total - counts.succeeded - counts.dead)
+        return spent_budget(
+            job.job_key, budget_usd=budget_usd, spent_usd=account.spent / MICROUSD, left=left, mean_usd=mean_usd,
+            next_usd=(account.lacking or 0) / MICROUSD,
+        )  # fmt: skip

@@ -49,6 +49,7 @@ class Recovery:
             for page in self._outcomes.terminal_docs(job.job_id, generation, REHYDRATE_PAGE):
                 self._hot.rehydrate(job.job_id, generation, page, buckets_for(job))
         self._hot.reset_stats(job.job_id, stats_from(self._outcomes.counts(job.job_id)))
+        self._hot.budgets.lift(job.job_id)  # the round after this reserves anew what SQL knows to be under way
         self._hot.set_job_lane(job)
         is_leaving = job.moves and self._moves.of(job.job_id)[-1].left_at is None
         if not packs(job.lane) or is_leaving:  # what is in batches is known to SQL alone

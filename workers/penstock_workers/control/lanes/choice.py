@@ -52,9 +52,9 @@ def _best(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, now: floa
     usable = [one for one in permitted if one.trouble is None]
     if not usable:
         usable = [here] if here is not None and here in permitted else list(permitted)
+    usable = [one for one in usable if one.lane not in job.left_late] or usable
     found = _plans(job, usable, now, rules)
     meeting = [plan for plan in found if plan.meets]
-    meeting = [plan for plan in meeting if plan.now.lane not in job.left_late] or meeting
     meeting = [plan for plan in meeting if not _is_last_moment(job, plan, usable, now, rules)] or meeting
     if not meeting:
         return min(found, key=lambda plan: (_late(plan), *_preference(job, lanes, plan)))

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from penstock_producer.accepting.acceptance import can_answer
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.job.lanes import AUTO, LANES, has_own_model, packs
-from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit.for_penstock import QuotaView
 from penstock_workers.control.lanes import speeds
 from penstock_workers.control.lanes.choice import Choice, choose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from penstock_workers.control.lanes.paces import OneByOne
+from penstock_workers.control.lanes.paces import InBatches, OneByOne
 from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
 
 __all__ = ["clock", "dollars", "lasting", "sentence"]
@@ -19,7 +19,7 @@ def sentence(job: JobNow, here: LaneNow | None, best: Plan, now: float) -> str:
     if here is None or here.lane == best.now.lane:
         said = _of_choice(job, best, now)
     else:
-        said = f"{_why_left(job, here, now)}; {_why_taken(job, here, best, now)}"
+        said = f"{_why_left(job, here, best, now)}; {_why_taken(job, here, best, now)}"
     if job.deadline_at is None or best.meets:
         return said
     return f"{said}. No lane is expected to meet the deadline at {clock(job.deadline_at, now)}; {best.now.lane} comes nearest"
@@ -30,27 +30,38 @@ def _of_choice(job: JobNow, best: Plan, now: float) -> str:
     if one.trouble is not None:
         waits = "" if job.deadline_at is not None or job.by_order else ": without a deadline no real-time price is paid"
         return f"{one.lane} {one.trouble.words}, and the job waits for it{waits}"
-    cost = _cost(best.usd)
+    cost = "what it costs is not known" if best.usd is None else f"{_paid(best)} about {dollars(best.usd)} in all"
     if best.then is not None:
-        return (
-            f"{_tried(best, now)}, and {best.then.lane} can do the rest from {clock(now + best.at_s, now)} on; {cost}"
-        )
+        return f"{_tried(best)}; {best.then.lane} can do the rest from {clock(now + best.at_s, now)} on; {cost}"
     if job.deadline_at is None:
-        return f"{one.lane}, {cost}: no deadline asks for another lane"
+        return f"{cost}; there is no deadline"
     return f"{_when(job, one, best.ends_s, now)}; {cost}"
 
 
-def _tried(best: Plan, now: float) -> str:
+def _paid(best: Plan) -> str:
+    """What costs so much: a lane alone, or as far as it comes; or both together."""
+    return "both cost" if best.then is not None and best.ends_s is not None else f"{best.now.lane} costs"
+
+
+def _tried(best: Plan) -> str:
     one = best.now
     if one.pace is None:
-        return f"{one.lane} is tried first, though how long it takes is not known: {one.pace_by}"
+        return f"{one.lane} is tried first, though how long it takes is not known ({one.pace_by})"
     return f"{one.lane} does a part first ({_speed(one)})"
 
 
-def _why_left(job: JobNow, here: LaneNow, now: float) -> str:
+def _why_left(job: JobNow, here: LaneNow, best: Plan, now: float) -> str:
     if here.trouble is not None:
         return f"{here.lane} {here.trouble.words}"
-    return _when(job, here, None if here.pace is None else here.pace.seconds_for(job.left), now)
+    ends_s = None if here.pace is None else here.pace.seconds_for(job.left)
+    in_time = ends_s is not None and job.deadline_at is not None and now + ends_s <= job.deadline_at
+    if in_time and isinstance(here.pace, InBatches) and not _is_less(best.now, here):
+        return f"{here.lane} has not ended, and {best.now.lane} would be late if it began later than now"
+    return _when(job, here, ends_s, now)
+
+
+def _is_less(one: LaneNow, other: LaneNow) -> bool:
+    return one.usd_each is not None and other.usd_each is not None and one.usd_each < other.usd_each
 
 
 def _why_taken(job: JobNow, here: LaneNow, best: Plan, now: float) -> str:
@@ -81,10 +92,6 @@ def _speed(one: LaneNow) -> str:
     per_minute = one.pace.per_s * 60
     shown = f"{per_minute:,.0f}" if per_minute >= 10 else f"{per_minute:.1f}"
     return f"{shown} documents a minute ({one.pace_by})"
-
-
-def _cost(usd: float | None) -> str:
-    return "what it costs is not known" if usd is None else f"it costs about {dollars(usd)} in all"
 
 
 def _difference(job: JobNow, here: LaneNow, one: LaneNow) -> str:

@@ -110,7 +110,7 @@ class ItemRunner:
         turn = await self._admit(attempt, prepared)
         attempt.mark("admitted")
         try:
-            await self._begin(attempt)
+            await self._begin(attempt, sends=True)
             turn.start()
             attempt.mark("called")
             tried = await self._infer(attempt, prepared, turn)
@@ -175,10 +175,10 @@ class ItemRunner:
                 return await self.admission.turn(attempt, prepared)
             return await turn_of(self.admission, attempt, prepared)
 
-    async def _begin(self, attempt: Attempt) -> None:
+    async def _begin(self, attempt: Attempt, *, sends: bool = False) -> None:
         """Count the start outside this process, before anything can end it, and learn whether it may start."""
         self.runs.check(attempt)
-        await self.starts.begin(attempt)
+        await self.starts.begin(attempt, sends=sends)
         if attempt.crashes >= CRASHES_MAX:
             raise TurnedAway(decide(attempt, crashed_too_often(attempt.crashes), self.policy))
         if attempt.crashes >= SUSPECT_AFTER_CRASHES and not attempt.confined:

@@ -2,38 +2,61 @@
 
 Begins of many items travel in one script call; while it is under way the next group gathers. An item begins only while it
 is in its job's window. There every document is that was fed and has no outcome, through retries and pauses, so an item that
-is neither there nor finished was not sent by the job's feed.
+is neither there nor finished was not sent by the job's feed. In a job with a budget the same call reserves what the request may
+cost, and an item for which there is no room waits outside the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from penstock_ledger import Begin, BeginReply, Begun, JobStore, OutcomeStore, RedisLedger, SettleBatch, in_words
+import redis
+
+from penstock_ledger import (
+    Begin,
+    BeginReply,
+    Begun,
+    JobStore,
+    MayCost,
+    OutcomeStore,
+    RedisLedger,
+    SettleBatch,
+    in_words,
+)
 from penstock_ledger.model import ItemKey
+from penstock_ratelimit.for_penstock import cancel_and_wait
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Skipped, Unreadable
+from penstock_workers.item.run.may_cost import may_cost
 from penstock_workers.item.settling.backlog import Backlog
 from penstock_workers.item.settling.groups import Gatherer, StoreWriter
+from penstock_workers.item.settling.rows import has_budget
 from penstock_workers.item.turned_away import TurnedAway
 
 log = logging.getLogger(__name__)
 
 GROUP_MAX = 500  # begins per script call, so that one call stays well under a millisecond of Redis
 REDIS_RETRY_CAP_S = 5.0  # while Redis is away items wait here; they are bounded by the slots
+RENEW_S = 15.0  # a worker that makes calls for jobs with a budget says so often that it lives
 SHOWN_CHARS = 80  # of an id that a stranger chose
 
 _FINISHED = Skipped("finished already")
 _NOT_FED = (BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT)
+_BUDGET_CHANGED = Parked("the budget of its job has changed")
 _MUST_NOT: dict[BeginReply, Outcome] = {
     BeginReply.DONE: _FINISHED,
     BeginReply.CANCELLED: Skipped("its job is cancelled"),
     BeginReply.PAUSED: Parked("its job is paused"),
+    BeginReply.NO_ROOM: Parked("the budget of its job may be needed for calls that are under way"),
+    BeginReply.BUDGET_CHANGED: _BUDGET_CHANGED,
     BeginReply.ELSEWHERE: Skipped("its job goes on in another lane", left_lane=True),
 }
 
@@ -53,14 +76,26 @@ class _Answer(NamedTuple):
 class Starts:
     """``begin`` and the others are called on the event loop; the stores are asked in a thread."""
 
-    def __init__(self, hot: RedisLedger, outcomes: OutcomeStore, jobs: JobStore, lane: str = "") -> None:
-        """``lane``: the worker's own; items of jobs that have moved to another one do not start."""
+    def __init__(
+        self,
+        hot: RedisLedger,
+        outcomes: OutcomeStore,
+        jobs: JobStore,
+        lane: str = "",
+        budget_changed: Callable[[str], None] = lambda job_id: None,
+    ) -> None:
+        """``lane``: the worker's own; items of jobs that have moved to another one do not start. ``budget_changed`` is called
+        with the job whose budget this worker does not know as it is."""
         self._lane = lane
         self._hot = hot
         self._outcomes = outcomes
         self._jobs = jobs
+        self._budget_changed = budget_changed
+        self._owner = secrets.token_hex(8)  # of reservations: of this process, and of none that had its name before
+        self._renewed_at = 0.0  # monotonic; 0 until this worker has made a call for a job with a budget
+        self._renewing: asyncio.Task[None] | None = None
         self._begins: Gatherer[_Asked] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0)
-        self._returns: Gatherer[tuple[ItemKey, asyncio.Future[None]]] = Gatherer(
+        self._returns: Gatherer[tuple[Attempt, asyncio.Future[None]]] = Gatherer(
             self._take_back, group_max=GROUP_MAX, linger_s=0
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="begin")
@@ -70,15 +105,19 @@ class Starts:
     def start(self) -> None:
         self._begins.start()
         self._returns.start()
+        self._renewing = asyncio.create_task(self._renew(), name="budget owner")
 
     async def close(self) -> None:
         await self._begins.close()
         await self._returns.close()
+        if self._renewing is not None:
+            await cancel_and_wait(self._renewing)
         self._thread.shutdown()
 
-    async def begin(self, attempt: Attempt) -> None:
-        """The start is counted. Raises TurnedAway where it must not start."""
-        outcome = await self._answer(attempt, attempt.job.buckets, attempt)
+    async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
+        """The start is counted, and in a job with a budget what a request may cost that it ``sends``. Raises TurnedAway where
+        it must not start."""
+        outcome = await self._answer(attempt, attempt.job, attempt, may_cost(attempt) if sends else None)
         if outcome is not None:
             raise TurnedAway(outcome)
 
@@ -86,7 +125,7 @@ class Starts:
         """What an item ends in that has not begun: one that no feed sent gets no dead letter and pauses no job."""
         if job is None or not (isinstance(outcome, Dead) or (isinstance(outcome, Parked) and outcome.pauses)):
             return outcome
-        return await self._answer(item, job.buckets, None) or outcome
+        return await self._answer(item, job, None) or outcome
 
     async def take_back(self, attempt: Attempt) -> None:
         """The start of an item that now waits, where it was begun: no death may be held against it meanwhile."""
@@ -94,17 +133,22 @@ class Starts:
             return
         attempt.begun = False
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._returns.put((attempt.key, taken))
+        self._returns.put((attempt, taken))
         await taken
 
-    async def _answer(self, item: Item, buckets: int, attempt: Attempt | None) -> Outcome | None:
+    async def _answer(
+        self, item: Item, job: JobView, attempt: Attempt | None, call: MayCost | None = None
+    ) -> Outcome | None:
+        if job.spec.budget_usd is not None:
+            call = (call or MayCost(paid=item.spent.cost_microusd))._replace(owner=self._owner)
         answer: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
         self.backlog.put()
-        self._begins.put(_Asked(Begin(item.key, buckets), item.delivery.redelivered, attempt, answer))
+        self._begins.put(_Asked(Begin(item.key, job.buckets, call), item.delivery.redelivered, attempt, answer))
         return await answer
 
-    async def _take_back(self, group: Sequence[tuple[ItemKey, asyncio.Future[None]]]) -> None:
-        await self._release([key for key, _ in group])
+    async def _take_back(self, group: Sequence[tuple[Attempt, asyncio.Future[None]]]) -> None:
+        paid = {one.key: one.spent.cost_microusd for one, _ in group if has_budget(one)}
+        await self._release([attempt.key for attempt, _ in group], paid)
         for _, taken in group:
             if not taken.done():
                 taken.set_result(None)
@@ -115,19 +159,33 @@ class Starts:
         answered = [pair for part, answers in written.parts for pair in zip(part, answers, strict=True)]
         for asked, error in written.refused:
             answered.append((asked, _Answer(Unreadable(f"its start cannot be counted: {in_words(error)}"))))
-        await self._release([asked.begin.key for asked, answer in answered if not _tell(asked, answer)])
+        for job_id in {asked.begin.key.job_id for asked, answer in answered if answer.outcome is _BUDGET_CHANGED}:
+            self._budget_changed(job_id)
+        unwanted = [asked.begin for asked, answer in answered if not _tell(asked, answer)]
+        paid = {begin.key: begin.may_cost.paid for begin in unwanted if begin.may_cost is not None}
+        await self._release([begin.key for begin in unwanted], paid)
         self.backlog.done(more=len(self._begins) > 0)
 
-    async def _release(self, keys: list[ItemKey]) -> None:
-        """Take their starts back."""
+    async def _release(self, keys: list[ItemKey], paid: Mapping[ItemKey, int]) -> None:
+        """Take their starts back; of jobs with a budget only what was ``paid`` stays reserved."""
         if keys:
-            batch = SettleBatch(released=keys)
+            batch = SettleBatch(released=keys, paid=paid)
             await self._redis.write(lambda batches: [self._hot.settle(one) for one in batches], [batch])
+
+    async def _renew(self) -> None:
+        """Once this worker has reserved, for as long as it lives: its calls may take long."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if self._renewed_at:
+                with contextlib.suppress(redis.RedisError):  # while Redis is away no one gives reservations back
+                    await asyncio.to_thread(self._hot.budgets.renew, self._owner)
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
     def _begin(self, group: Sequence[_Asked]) -> list[_Answer]:
         """One script call; then, where a message was seen before, one look into SQL before anything is paid twice."""
+        if any(asked.begin.may_cost is not None for asked in group):
+            self._say_alive()
         begun = self._hot.begin([asked.begin for asked in group], self._lane)
         doubtful = [asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)]
         finished = self._outcomes.terminal([begin.key for begin in doubtful]) if doubtful else frozenset()
@@ -139,6 +197,12 @@ class Starts:
             else _Answer(self._objection(asked, one), one.crashes)
             for asked, one in zip(group, begun, strict=True)
         ]
+
+    def _say_alive(self) -> None:
+        """Before what is reserved in the name of this worker can be seen."""
+        if time.monotonic() - self._renewed_at > RENEW_S or not self._renewed_at:
+            self._hot.budgets.renew(self._owner)
+            self._renewed_at = time.monotonic()
 
     def _objection(self, asked: _Asked, begun: Begun) -> Outcome | None:
         if begun.reply is BeginReply.GO:
@@ -162,10 +226,11 @@ class Starts:
     def _finish(self, begins: Iterable[Begin]) -> None:
         """Their outcomes are in SQL, but the worker that put them there died before it wrote to Redis: write it now."""
         found = list(begins)
-        for (job_id, generation, doc_id), buckets in found:
+        for (job_id, generation, doc_id), buckets, _ in found:
             self._hot.rehydrate(job_id, generation, [(doc_id, False)], buckets)
-        self._hot.settle(SettleBatch(released=[key for key, _ in found]))
-        self._hot.drop_from_window(key for key, _ in found)
+        paid = {begin.key: 0 for begin in found if begin.may_cost is not None}
+        self._hot.settle(SettleBatch(released=[begin.key for begin in found], paid=paid))
+        self._hot.drop_from_window(begin.key for begin in found)
 
 
 def _tell(asked: _Asked, answer: _Answer) -> bool:

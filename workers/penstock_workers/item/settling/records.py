@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from penstock_ledger import (
     AskedAgain,
+    ItemKey,
     JobStore,
     OutcomeStore,
     PaidBeside,
@@ -26,6 +27,7 @@ from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.item.settling.made_with import MadeWithNotes
 from penstock_workers.item.settling.rows import (
+    has_budget,
     message_again,
     message_to,
     reason_of,
@@ -89,7 +91,7 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
     done: list[SettledDone] = []
     dead: list[SettledDead] = []
     retries: list[SettledRetry] = []
-    released = []
+    released, paid = list[ItemKey](), dict[ItemKey, int]()
     crashed: list[SettledCrash] = []
     again: list[AskedAgain] = []
     for attempt, outcome in group:
@@ -109,9 +111,11 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
                 crashed.append(SettledCrash(attempt.key, reason_of(outcome)))
             case Released() | Parked() if attempt.begun:
                 released.append(attempt.key)
+                if has_budget(attempt):
+                    paid[attempt.key] = 0
             case _:
                 pass
-    return SettleBatch(done, dead, retries, released, crashed, again)
+    return SettleBatch(done, dead, retries, released, paid, crashed, again)
 
 
 def pauses_of(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:

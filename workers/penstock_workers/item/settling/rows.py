@@ -66,6 +66,7 @@ def settled_done(attempt: Attempt, result: Result) -> SettledDone:
         calls=attempt.calls,
         keep=attempt.keep,
         reused=result.reason,
+        has_budget=has_budget(attempt),
     )
 
 
@@ -78,6 +79,7 @@ def settled_dead(attempt: Attempt, letter: DeadLetter) -> SettledDead:
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,
         calls=attempt.calls,
+        has_budget=has_budget(attempt),
     )
 
 
@@ -95,7 +97,13 @@ def settled_retry(attempt: Attempt, retry: Retry, queue: str) -> SettledRetry:
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,
         calls=attempt.calls,
+        has_budget=has_budget(attempt),
     )
+
+
+def has_budget(attempt: Attempt) -> bool:
+    """Whether money may be reserved for its call."""
+    return attempt.job.spec.budget_usd is not None
 
 
 def reason_of(outcome: Retry | Released) -> str:

@@ -126,6 +126,7 @@ class Ending:
         fresh = await led.in_thread(led.around.store.replace, led.batch, led.around.owner, tag, why)
         if fresh is None:
             raise BatchLost(led.batch.tag)
+        await led.unreserve()
         await led.in_thread(led.around.folder.rename, led.batch.tag, tag)
         led.batch, led.tags = fresh, {tag}
         await led.write(why=why)

@@ -37,6 +37,7 @@ from penstock_workers.lanes.batch.packing.packed import PackedFolder
 from penstock_workers.lanes.batch.packing.packer import Packer
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
+from penstock_workers.lanes.batch.reservations import Reservations
 from penstock_workers.lanes.batch.standing import Jobs
 from penstock_workers.lanes.row import Beside, StartBeside
 from penstock_workers.metrics import catalogue
@@ -149,7 +150,8 @@ class BatchEngine:
 
     def _surroundings(self, stores: Stores) -> Surroundings:
         settings, database = self._settings, stores.database
-        jobs, outcomes, batches = JobStore(database), OutcomeStore(database), ProviderBatchStore(database)
+        jobs, outcomes = JobStore(database), OutcomeStore(database, settings.lane)
+        batches = ProviderBatchStore(database, settings.lane)
         failpoints, folder = Failpoints.parse(settings.failpoints), PackedFolder(settings.batch.place)
         start_child = child_starter(settings)
         hooks, checks = (ChildPool(start_child, settings.hook_processes) for _ in range(2))
@@ -167,6 +169,7 @@ class BatchEngine:
             settings=settings,
             owner=self._owner,
             store=batches,
+            reservations=Reservations(stores.hot.budgets, batches, outcomes),
             jobs=Jobs(jobs, stores.hot),
             views=JobBook(read_job(jobs, settings)),
             folder=folder,

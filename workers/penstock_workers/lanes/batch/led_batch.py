@@ -25,6 +25,7 @@ from penstock_workers.lanes.batch.provider import (
     TryLater,
     Unclear,
 )
+from penstock_workers.lanes.batch.reservations import Reservations
 from penstock_workers.lanes.batch.standing import Jobs, Standing
 from penstock_workers.settings import WorkerSettings
 
@@ -43,6 +44,7 @@ class Surroundings:
     settings: WorkerSettings
     owner: str
     store: ProviderBatchStore
+    reservations: Reservations  # in the budgets of jobs
     jobs: Jobs
     views: JobBook
     folder: PackedFolder
@@ -114,9 +116,16 @@ class LedBatch:
         """Raises BatchLost."""
         if not await self.in_thread(self.around.store.end, self.batch, self.around.owner, why):
             raise BatchLost(self.batch.tag)
+        await self.unreserve()
         self.batch = replace(self.batch, state=BatchState.SETTLED, why=why)
         await self.in_thread(self.around.folder.batch(self.batch.tag).remove)
         self.around.changed.set()
+
+    async def unreserve(self) -> None:
+        """Nothing of it is at the provider that its job's budget has to pay for."""
+        job = await self.around.jobs.get(self.batch.job_id)
+        if job is not None and self.around.jobs.spec(job).budget_usd is not None:
+            await self.in_thread(self.around.reservations.end, self.batch)
 
     async def delete(self, *, unasked: bool = False) -> None:
         """At the provider, where the job asks for it; what no batch was made of goes ``unasked``."""

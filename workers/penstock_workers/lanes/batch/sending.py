@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from penstock_ledger import BatchState, JobState, NoRoom, ProviderBatch
+from penstock_ledger import BatchState, JobState
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
 from penstock_workers.lanes.batch.packing.packed import PackedBatch
 from penstock_workers.lanes.batch.provider import (
@@ -22,6 +22,7 @@ from penstock_workers.lanes.batch.provider import (
     TokenCapReached,
     TryLater,
 )
+from penstock_workers.lanes.batch.reservations import Room
 from penstock_workers.lanes.batch.standing import Standing
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 FILE_KEPT_S: Final = (
     3_600.0  # an upload that is younger is still there: Gemini keeps files for 48 hours, others for weeks
 )
-MICROUSD: Final = 1_000_000  # in a dollar
 
 
 class Sending:
@@ -75,6 +75,7 @@ class Sending:
             return
         except (TokenCapReached, TryLater, BatchRefused, AccountStopped):
             await led.write(creating_at=None)  # nothing is at the provider, for certain
+            await led.unreserve()
             raise
         led.hit("batch_after_create")
         await self._created(seen)
@@ -125,28 +126,35 @@ class Sending:
             await led.settled("batch_cancelled: its job ended before it was created")
 
     async def _reserve(self) -> bool:
+        if not await self._is_paid_for():
+            return False
         led, batch = self._led, self._led.batch
-        cap, budget = led.around.settings.provider(batch.provider).batch_enqueued_tokens, await self._budget()
-        begin: Any = led.around.store.begin_create
-        full: NoRoom | None = await led.in_thread(begin, batch, led.around.owner, cap, budget)
-        if full is None:
+        cap = led.around.settings.provider(batch.provider).batch_enqueued_tokens
+        if await led.in_thread(led.around.store.begin_create, batch, led.around.owner, cap):
             led.batch = replace(batch, creating_at=time.time())
             return True
-        if not full.is_budget:
-            await led.wait_for_room(f"the account may have {cap} tokens in batches (batch_enqueued_tokens)")
-        elif full.held:
-            await led.wait_for_room("the job's budget may be needed for its other batches")
-        else:
-            await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _over_budget(batch, full, budget or 0))
-            await led.wait_for_job()
+        await led.unreserve()
+        await led.wait_for_room(f"the account may have {cap} tokens in batches (batch_enqueued_tokens)")
         return False
 
-    async def _budget(self) -> int | None:
-        """In millionths of a dollar."""
-        jobs = self._led.around.jobs
-        job = await jobs.get(self._led.batch.job_id)
+    async def _is_paid_for(self) -> bool:
+        """Whether the budget of its job has room for what it may cost, beside all that is under way in any lane; reserve that."""
+        led, batch, jobs = self._led, self._led.batch, self._led.around.jobs
+        job = await jobs.get(batch.job_id)
         budget_usd = None if job is None else jobs.spec(job).budget_usd
-        return None if budget_usd is None else round(budget_usd * MICROUSD)
+        if job is None or budget_usd is None:
+            return True
+        reservations = led.around.reservations
+        room: Room = await led.in_thread(reservations.reserve, batch, budget_usd)
+        if room.is_reserved:
+            return True
+        if room.account.reserved:
+            await led.wait_for_room("the job's budget may be needed for what is under way")
+        else:
+            why = await led.in_thread(reservations.why, job, budget_usd, room.account, batch)
+            await jobs.stop(job.job_id, JobState.PAUSED, why)
+            await led.wait_for_job()
+        return False
 
     def _unclear_s(self, creating_at: float) -> float:
         """How long the provider's list is not yet believed that it does not have the batch."""
@@ -156,10 +164,3 @@ class Sending:
     def _new(self, packed: PackedBatch) -> NewBatch:
         batch = self._led.batch
         return NewBatch(batch.tag, packed.input, batch.endpoint, batch.model, batch.requests, batch.file_id)
-
-
-def _over_budget(batch: ProviderBatch, full: NoRoom, budget: int) -> str:
-    return (
-        f"budget_exhausted: {full.spent / MICROUSD:.4f} of {budget / MICROUSD:g} USD are spent, and the next batch of "
-        f"{batch.requests} documents may cost {batch.may_cost_microusd / MICROUSD:.4f} USD; resume with a higher budget_usd"
-    )

@@ -22,7 +22,7 @@ Reader = Callable[[str], JobView]
 
 
 class JobBook:
-    """A bounded cache of job views. Specs are immutable once accepted, so an entry never goes stale."""
+    """A bounded cache of job views. Of a spec that is accepted only limits may change."""
 
     def __init__(self, read: Reader) -> None:
         self._read = read
@@ -32,6 +32,10 @@ class JobBook:
         """The view if it is here already: the path that nearly every item takes, without a task switch."""
         future = self._views.get(job_id)
         return future.result() if future is not None and future.done() and future.exception() is None else None
+
+    def forget(self, job_id: str) -> None:
+        """Read it anew when it is asked for next: it was given a budget, or has none any more."""
+        self._views.pop(job_id, None)
 
     async def get(self, job_id: str) -> JobView:
         """Raises JobNotFound, UnknownProvider, EndpointRefused, PricesMissing or what the database raises. A failure is not

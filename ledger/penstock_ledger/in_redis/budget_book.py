@@ -1,0 +1,122 @@
+"""The budgets of jobs: what is spent, and what is reserved for calls and provider batches under way, by all workers together.
+
+Calls reserve in the round trip that counts their start (begin.lua), and settling exchanges that for what they cost. What is here
+is for control processes, and for workers of provider batches. SQL has what is spent: a lost Redis learns it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import redis
+
+from penstock_ledger import keys
+from penstock_ledger.in_redis.chunks import chunks
+from penstock_ledger.in_redis.redis_scripts import Scripts
+
+OWNER_LEASE_S: Final = 60.0
+"""A worker that has not said for so long that it lives makes no calls any more."""
+SCAN_STEP: Final = 1_000
+_BATCH: Final = "batch:"
+
+
+class Account(NamedTuple):
+    """Of a job with a budget, in millionths of a dollar."""
+
+    spent: int
+    reserved: int  # by what is under way
+    lacking: int | None  # the least that was refused since ``tried``: so much more room it needed
+
+    @property
+    def committed(self) -> int:
+        return self.spent + self.reserved
+
+
+class BudgetBook:
+    """Each call is atomic. Raises redis.RedisError."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client: Any = client
+        self._scripts = Scripts(client)
+
+    def is_known(self, job_id: str) -> bool:
+        """False for a job whose first look this is, or whose Redis was lost: ``look`` brings what SQL knows."""
+        return bool(self._client.exists(_name(job_id, "budget")))
+
+    def look(
+        self, job_id: str, budget: int, *, spent: int | None = None, batches: Mapping[str, int] | None = None
+    ) -> Account:
+        """The account as it is; ``budget`` is what workers have from now on. ``spent`` is what SQL counts, and ``batches`` are
+        those under way, by their tags with what they may cost: what Redis does not know of that is reserved."""
+        under_way = [part for pair in (batches or {}).items() for part in pair]
+        found = self._scripts.budget(job_id, "look", budget, _number(spent), *under_way)
+        assert found is not None, "look makes it known"
+        return _account(found)
+
+    def reserve_batch(
+        self, job_id: str, budget: int, tag: str, amount: int, *, spent: int
+    ) -> tuple[bool, Account] | None:
+        """Reserve for a provider batch before it is created, in place of what is reserved for it already; False and nothing where
+        there is no room. None where Redis knows nothing of the job's budget: ``look`` comes first."""
+        found = self._scripts.budget(job_id, "reserve", budget, spent, f"{_BATCH}{tag}", amount)
+        return None if found is None else (found[3] == b"1", _account(found))
+
+    def end_batch(self, job_id: str, tag: str, *, spent: int) -> None:
+        """Nothing of it is under way any more; what it cost is in ``spent``."""
+        self._scripts.budget(job_id, "give_back", spent, f"{_BATCH}{tag}", "")
+
+    def tried_again(self, job_id: str) -> None:
+        """What was refused goes back to the workers: see anew what lacks."""
+        self._scripts.budget(job_id, "tried")
+
+    def lift(self, job_id: str) -> None:
+        """The job has no budget any more."""
+        self._client.delete(*(_name(job_id, part) for part in ("budget", "account", "reserved")))
+
+    def renew(self, owner: str) -> None:
+        """A worker that makes calls says that it lives: its reservations stand."""
+        self._scripts.owners(owner, OWNER_LEASE_S)
+
+    def stray(self, job_id: str, open_batches: Iterable[str]) -> dict[str, str]:
+        """Reservations of workers that are dead, and of batches that are not open: by their names, as they stand."""
+        tags, found = set(open_batches), dict[str, str]()
+        entries = self._client.hscan_iter(_name(job_id, "reserved"), count=SCAN_STEP)
+        for chunk in chunks(entries, SCAN_STEP):
+            pairs = [(name.decode(), entry.decode()) for name, entry in chunk]
+            calls = [pair for pair in pairs if not pair[0].startswith(_BATCH)]
+            owners = sorted({_owner(entry) for _, entry in calls})
+            seen = self._client.zmscore(keys.BUDGET_OWNERS, owners) if owners else []
+            dead = {owner for owner, at in zip(owners, seen, strict=True) if at is None}
+            found.update((name, entry) for name, entry in calls if _owner(entry) in dead)
+            found.update(
+                (name, entry)
+                for name, entry in pairs
+                if name.startswith(_BATCH) and name.removeprefix(_BATCH) not in tags
+            )
+        return found
+
+    def give_back(self, job_id: str, reservations: Mapping[str, str]) -> int:
+        """Those that still stand as they were found; returns their sum."""
+        before = self._scripts.budget(job_id, "show")
+        for chunk in chunks(reservations.items()):
+            self._scripts.budget(job_id, "give_back", "", *(part for pair in chunk for part in pair))
+        after = self._scripts.budget(job_id, "show")
+        return 0 if before is None or after is None else max(0, int(before[1]) - int(after[1]))
+
+
+def _account(found: list[bytes]) -> Account:
+    spent, reserved, lacking = found[:3]
+    return Account(int(spent), int(reserved), int(lacking) if lacking else None)
+
+
+def _owner(entry: str) -> str:
+    return entry.rpartition(" ")[2]
+
+
+def _number(value: int | None) -> int | str:
+    return "" if value is None else value
+
+
+def _name(job_id: str, part: str) -> str:
+    return f"{keys.job_scope(job_id)}:{part}"

@@ -1,0 +1,65 @@
+"""What is said where a job's budget is spent: on its way back, too, since the reason of a pause is text."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+__all__ = ["BUDGET_EXHAUSTED", "budget_of", "next_budget", "spent_budget", "without_command"]
+
+BUDGET_EXHAUSTED: Final = "budget_exhausted"
+MARGIN: Final = 1.1  # on top of what all documents are expected to cost
+_RESUME: Final = ": penstock resume "
+_BUDGET: Final = re.compile(r"^budget_exhausted: \S+ USD of (\S+) are spent")
+
+
+def spent_budget(
+    job_key: str,
+    *,
+    budget_usd: float,
+    spent_usd: float,
+    left: int | None,
+    mean_usd: float | None,
+    next_usd: float = 0.0,
+    next_is: str = "the next call",
+) -> str:
+    """Why a job pauses, and what finishing it costs. ``left``: documents without an outcome, None where their number is not known
+    yet; ``mean_usd``: of a document so far, None before any has finished; ``next_usd``: what ``next_is`` may cost."""
+    more = None if left is None else max(next_usd, left * (next_usd if mean_usd is None else mean_usd))
+    said = f"{BUDGET_EXHAUSTED}: {_usd(spent_usd)} USD of {budget_usd:g} are spent"
+    if next_usd:
+        said += f", and {next_is} may cost {_usd(next_usd)}"
+    if more is None:
+        command = f"{_RESUME}{job_key} --budget-usd {next_budget(2 * budget_usd)}"
+        return f"{said}; how many documents are left is not known yet{command}"
+    most = "at most about" if mean_usd is None else "about"
+    named = "the document left costs" if left == 1 else f"the {left:,} documents left cost"
+    wanted = max(budget_usd, spent_usd + more)
+    return f"{said}; {named} {most} {_usd(more)} USD more{_RESUME}{job_key} --budget-usd {next_budget(wanted * MARGIN)}"
+
+
+def budget_of(reason: str | None) -> float | None:
+    """The budget with which a job was paused for this reason; None where it was paused for another."""
+    found = _BUDGET.match(reason or "")
+    try:
+        return None if found is None else float(found[1])
+    except ValueError:
+        return None
+
+
+def without_command(reason: str) -> str:
+    return reason.partition(_RESUME)[0]
+
+
+def next_budget(wanted_usd: float) -> str:
+    """In two significant digits, upwards."""
+    step = 10.0 ** (math.floor(math.log10(wanted_usd)) - 1) if wanted_usd > 0 else 0.01
+    return f"{math.ceil(wanted_usd / step - 1e-9) * step:.10f}".rstrip("0").rstrip(".")
+
+
+def _usd(value: float) -> str:
+    """Cents, and of a small amount two digits that say something."""
+    if value >= 1 or value == 0:
+        return f"{value:.2f}"
+    return f"{value:.{min(8, 1 - math.floor(math.log10(value)))}f}"

@@ -1,0 +1,49 @@
+"""A budget with real workers and the simulated provider."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from fleet import Fleet
+
+from penstock_ledger.model import JobState
+from penstock_producer import Producer, ProducerSettings
+from penstock_producer.settings import ProviderFacts
+
+WORK_S = 90.0
+DOCUMENTS = 60
+PRICE = {"usd_per_mtok_in": 100.0, "usd_per_mtok_out": 1_000.0}
+CALL_USD = 0.064 + 0.02  # of 64 tokens, and of a short prompt
+
+
+def test_a_budget_holds_over_workers_that_are_killed(tmp_path: Path) -> None:
+    """Two workers of ten slots each, one of them killed with calls in flight: the job pauses within its budget, says what
+    the rest costs, and goes on to its end with the command that it names."""
+    with Fleet(tmp_path) as fleet:
+        fleet.provider.start("--latency-ms", "300", "--latency-sigma", "0.3")
+        prices: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICE.items()}
+        fleet.control(**prices)
+        victim, _ = (fleet.worker(10, visibility_timeout_s=4, **prices) for _ in range(2))
+        settings = ProducerSettings(
+            database_url=fleet.database_url, providers={"default": ProviderFacts.model_validate(PRICE)}
+        )
+        with Producer(settings) as producer:
+            spec = fleet.spec(budget_usd=0.5, params={"max_tokens": 64})
+            job = producer.submit(fleet.source(DOCUMENTS), spec, job_key="limited")
+        fleet.wait_for_outcomes(job, 4)
+        victim.send(signal.SIGKILL)
+        fleet.wait_for(job, JobState.PAUSED, WORK_S)
+        fleet.wait_for_quiet(job)
+        found = fleet.producer.status(job.job_id)
+        spent = found.counts.cost_microusd / 1_000_000
+        assert 0.5 - 2 * CALL_USD < spent <= 0.5, found.job.reason
+        command = re.search(r"penstock (resume limited --budget-usd [\d.]+)$", found.job.reason or "")
+        assert command is not None, found.job.reason
+        refused = fleet.run("resume", "limited", "--budget-usd", "0.1")
+        assert (refused.returncode, "are spent already" in refused.stderr) == (2, True)
+        fleet.penstock(*command[1].split()[:-1], "50")
+        fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+        assert fleet.producer.status(job.job_id).counts.succeeded == DOCUMENTS

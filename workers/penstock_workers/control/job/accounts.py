@@ -1,0 +1,78 @@
+"""The accounts of jobs with a budget, as a control process keeps them right: it gives Redis what SQL knows, and gives back what
+dead workers had reserved."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from typing import Final
+
+from penstock_ledger import Account, BudgetBook, ProviderBatchStore
+from penstock_workers.control.job.budget import MICROUSD
+
+log = logging.getLogger(__name__)
+
+SPENT_S: Final = 5.0
+"""Between two looks into SQL for what a job has spent; a worker that died between SQL and Redis has counted it there only."""
+STRAY_S: Final = 20.0
+"""Between two looks for reservations of dead workers. Only what both find is given back, since a worker that starts, or a Redis
+that was lost, may show one too few. With the lease of a worker that makes a minute and a half at most."""
+
+
+class Accounts:
+    """Belongs to the control thread."""
+
+    def __init__(self, book: BudgetBook, batches: ProviderBatchStore) -> None:
+        self._book, self._batches = book, batches
+        self._spent_at: dict[str, float] = {}  # monotonic times of the latest looks into SQL, by job
+        self._stray_at: dict[str, float] = {}
+        self._stray: dict[str, dict[str, str]] = {}  # as the latest look found them
+        self._limited: set[str] = set()  # jobs seen with a budget
+
+    def look(self, job_id: str, budget_usd: float) -> Account:
+        """The account of a job; from now on workers have this budget for it."""
+        self._limited.add(job_id)
+        budget, now = round(budget_usd * MICROUSD), time.monotonic()
+        if not self._book.is_known(job_id):
+            self._spent_at[job_id] = now
+            spent, batches = self._batches.spent(job_id), self._batches.may_cost(job_id)
+            return self._book.look(job_id, budget, spent=spent, batches=batches)
+        spent_now = None
+        if now - self._spent_at.get(job_id, -SPENT_S) >= SPENT_S:
+            self._spent_at[job_id] = now
+            spent_now = self._batches.spent(job_id)
+        account = self._book.look(job_id, budget, spent=spent_now)
+        if account.reserved:
+            self._give_back_strays(job_id, now)
+        return account
+
+    def lift(self, job_id: str, *, some_wait: bool) -> None:
+        """The job has no budget: workers reserve nothing for it. What waits may do so for one that another process saw."""
+        if some_wait or job_id in self._limited:
+            self._limited.discard(job_id)
+            self._book.lift(job_id)
+
+    def tried_again(self, job_id: str) -> None:
+        self._book.tried_again(job_id)
+
+    def keep_only(self, live: Collection[str]) -> None:
+        """Forget jobs that have ended."""
+        self._limited.intersection_update(live)
+        for held in (self._spent_at, self._stray_at, self._stray):
+            for job_id in held.keys() - set(live):
+                del held[job_id]
+
+    def _give_back_strays(self, job_id: str, now: float) -> None:
+        if now - self._stray_at.get(job_id, -STRAY_S) < STRAY_S:
+            return
+        self._stray_at[job_id] = now
+        found, before = self._book.stray(job_id, self._batches.tags_of(job_id)), self._stray.get(job_id, {})
+        self._stray[job_id] = found
+        dead = {name: entry for name, entry in found.items() if before.get(name) == entry}
+        if dead:
+            freed = self._book.give_back(job_id, dead) / MICROUSD
+            log.warning(
+                "job %s: %d calls or batches were under way in workers that died; what was reserved for them is given back, and "
+                "up to %.4f USD may be billed for them that no account shows", job_id, len(dead), freed,
+            )  # fmt: skip
