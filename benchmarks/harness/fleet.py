@@ -185,10 +185,12 @@ def fleet(
     workers: int = 1,
     checkout: Path = ROOT,
     database_url: str | None = None,
+    warm_up: Mapping[str, Any] | None = None,
 ) -> Iterator[Fleet]:
     """``worker`` is the module of the worker process, the real one or one with another lane; ``lane`` its argument.
 
-    ``settings`` are further variables of all processes, which run the code of ``checkout``.
+    ``settings`` are further variables of all processes, which run the code of ``checkout``; ``warm_up`` are the options of the
+    first job, which nothing is measured of.
     """
     place.mkdir(parents=True, exist_ok=True)
     database_url = database_url or f"sqlite:///{place / 'ledger.db'}"
@@ -208,7 +210,7 @@ def fleet(
             place, server, [start(worker, lane, f"w{n}.log") for n in range(workers)], control, database_url
         )
         running.wait_ready()
-        running.run(WARM_UP_DOCS)
+        running.run(WARM_UP_DOCS, warm_up)
         yield running
 
 

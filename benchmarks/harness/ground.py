@@ -88,9 +88,9 @@ class RunningSimulator:
 
 
 @contextlib.contextmanager
-def simulator(latency_ms: float, sigma: float) -> Iterator[RunningSimulator]:
-    """`penstock simulate` without limits or faults, in a process of its own."""
-    options = ["--port", "0", "--latency-ms", f"{latency_ms:g}", "--latency-sigma", f"{sigma:g}"]
+def simulator(latency_ms: float, sigma: float, *more: str) -> Iterator[RunningSimulator]:
+    """`penstock simulate` without limits or faults, with ``more`` flags, in a process of its own."""
+    options = ["--port", "0", "--latency-ms", f"{latency_ms:g}", "--latency-sigma", f"{sigma:g}", *more]
     with _serving([sys.executable, "-m", "penstock_simulate", *options]) as running:
         yield running
 

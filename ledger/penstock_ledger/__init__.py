@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import NewJob as NewJob
     from penstock_ledger.model import PaidBeside as PaidBeside
     from penstock_ledger.model import Result as Result
+    from penstock_ledger.provider_batch import CANCEL_WAIT_S as CANCEL_WAIT_S
     from penstock_ledger.provider_batch import BatchesOpen as BatchesOpen
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
@@ -164,7 +165,7 @@ else:
             "penstock_ledger.stores.provenance": "InUse MadeWith Provenance RENOTED_S made_by",
             "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
             "penstock_ledger.provider_batch": (
-                "BatchesOpen BatchState BatchSum NewProviderBatch ProviderBatch Remainder Waiting"
+                "CANCEL_WAIT_S BatchesOpen BatchState BatchSum NewProviderBatch ProviderBatch Remainder Waiting"
             ),
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock_ledger.model import ItemKey
 
 __all__ = [
+    "CANCEL_WAIT_S",
     "BatchState",
     "BatchSum",
     "BatchesOpen",
@@ -17,6 +18,10 @@ __all__ = [
     "Remainder",
     "Waiting",
 ]
+
+CANCEL_WAIT_S: Final = 900.0
+"""A cancelled job waits so long for its calls and batches under way, before their documents are written off: longer than any
+call with its retries in the worker, and than providers take to cancel a batch (OpenAI: ten minutes)."""
 
 
 class BatchState(StrEnum):
@@ -87,15 +92,17 @@ class Remainder(NamedTuple):
     completion_tokens: int
     cost_microusd: int
     reason: str
+    most: int | None = None  # documents in its next batch; None: as many as in any other
 
 
 class Waiting(NamedTuple):
-    """Remainders of one feed that are in no batch."""
+    """Remainders of one feed that are in no batch, of those with the same ``most``."""
 
     job_id: str
     generation: int
     documents: int
     since: float  # of the one that has waited longest
+    most: int | None = None  # of them in one batch; None: as many as in any other
 
 
 class BatchesOpen(NamedTuple):
@@ -117,3 +124,5 @@ class BatchSum(NamedTuple):
     succeeded: int | None  # None: for some of them the provider does not tell
     failed: int | None
     why: str | None  # of one of them
+    led: int | None = None  # by workers that live; the others wait for one. None: that was not looked at
+    provider: str = ""

@@ -377,6 +377,37 @@ async def test_lines_that_are_none_cost_no_others(server: BatchServer, openai: B
     assert "64000001 bytes" in unreadable[2].why
 
 
+@pytest.mark.parametrize(
+    ("begins", "ends", "expected"),
+    [
+        (b'{"id": "batch_req_1", "error": null, "custom_id": "id-7", "response": {"body": "', b'"}}\n', "id-7"),
+        (b'{"response": {"body": "', b'"}, "custom_id": "id-7", "error": null}\n', "id-7"),
+        (b'{"response": {"custom_id": "id-7", "body": "', b'"}}\n', None),
+        (b'{"response": {"body": "', b'\\"custom_id\\": \\"id-7\\"}"}}\n', None),
+        (b'{"id": "' + b"x" * 5_000 + b'", "custom_id": "id-7", "body": "', b'"}\n', None),
+    ],
+)
+async def test_an_answer_that_is_too_long_names_its_document(
+    server: BatchServer, openai: BatchProvider, begins: bytes, ends: bytes, expected: str | None
+) -> None:
+    """Where only short fields stand before or behind its id; what an answer says in its text names nothing."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(begins)
+        for _ in range(34):
+            await response.write(b"x" * 1_000_000)
+        await response.write(ends + output(0))
+        return response
+
+    server.handle = handle
+    too_long, whole = await all_answers(openai, ENDED)
+    assert isinstance(too_long, UnreadableLine)
+    assert too_long.custom_id == expected
+    assert numbers([whole]) == ["id-0"]
+
+
 async def test_an_output_without_an_end_is_left(
     server: BatchServer, openai: BatchProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

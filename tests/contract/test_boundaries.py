@@ -73,6 +73,7 @@ OTHER_WAY: dict[str, dict[tuple[str, str], str]] = {
         ("lanes.gpu.children.*", "lanes.gpu.settings"): "as above",
         ("lanes.embed.encoding.*", "lanes.embed.settings"): "as above",
         ("lanes.batch.apis.*", "lanes.batch.provider"): "what the lane asks of every API; the module imports nothing",
+        ("lanes.batch.packing.*", "lanes.batch.provider"): "as above",
         ("lanes.gpu.engine.*", "lanes.gpu.plugin"): "vLLM finds the module by its name; it imports nothing",
         ("lanes.registry", "lanes.*.row"): "the list of all lanes; a lane's row is made with lanes/row.py",
     },

@@ -3,223 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import os
+import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from batch_house import USAGE, House, Memory, batch_house, good, quick
 from servers import RedisServer
 
-from penstock_ledger import (
-    BatchState,
-    ItemKey,
-    LaneMoves,
-    OutcomeStore,
-    ProviderBatchStore,
-    Remainder,
-    RemainderStore,
-    Result,
-)
-from penstock_ledger.model import Counts, Job, JobState
-from penstock_producer import Producer
-from penstock_workers.lanes.batch import engine as engine_module
-from penstock_workers.lanes.batch import journey, leader, provider
-from penstock_workers.lanes.batch.engine import BatchEngine
+from penstock_ledger import BatchState, ItemKey, LaneMoves, OutcomeStore, Remainder, RemainderStore, Result
+from penstock_ledger.model import Job, JobState
+from penstock_workers.lanes.batch import ending, leader, sending, watching
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
     BatchAnswer,
     BatchGone,
-    BatchLimits,
     BatchRefused,
     BatchSeen,
     LineProblem,
-    NewBatch,
     TokenCapReached,
     TryLater,
     Unclear,
     UnreadableLine,
 )
-from penstock_workers.lanes.batch.records import NoQueue
-from penstock_workers.metrics.samples import Sample
-from penstock_workers.settings import WorkerSettings
-
-USAGE = {"prompt_tokens": 10, "completion_tokens": 5}
-Answers = Callable[[str, int], BatchAnswer | None]  # of a custom_id in the n-th batch
-
-
-def good(name: str, _nth: int = 0) -> BatchAnswer | None:
-    choice = {"message": {"role": "assistant", "content": f"about {name}"}, "finish_reason": "stop"}
-    return BatchAnswer(name, 200, json.dumps({"model": "m", "choices": [choice], "usage": USAGE}).encode(), "req-1")
-
-
-@dataclass
-class Memory:
-    """A provider that keeps its batches in memory. What is set makes it do what providers do on bad days."""
-
-    limits = BatchLimits(requests=100, total_bytes=100_000, line_bytes=1_000)
-    answer: Answers = good
-    problems: Callable[[list[str], int], tuple[LineProblem, ...]] = lambda names, nth: ()
-    odd: tuple[BatchAnswer | UnreadableLine, ...] = ()  # at the beginning of every output
-    expired: Callable[[int], bool] = lambda nth: False
-    errors: dict[str, list[Exception]] = field(default_factory=dict)  # of calls, each raised once, in their order
-    late: int = 0  # looks at a batch that has ended which do not show its output yet
-    works_all_the_same: bool = False  # a create that raises has made its batch
-    ended: bool = True
-    made: list[NewBatch] = field(default_factory=list)
-    names: list[list[str]] = field(default_factory=list)
-    uploads: int = 0
-    cancelled: set[str] = field(default_factory=set)
-    deleted: list[str | None] = field(default_factory=list)
-
-    def line(self, custom_id: str, endpoint: str, body: bytes) -> bytes:
-        return json.dumps({"custom_id": custom_id, "url": endpoint, "body": json.loads(body)}).encode() + b"\n"
-
-    async def upload(self, batch: NewBatch) -> str | None:
-        self._raise("upload")
-        self.uploads += 1
-        return f"file-{batch.tag}"
-
-    async def find_upload(self, tag: str) -> str | None:
-        return None
-
-    async def create(self, batch: NewBatch) -> BatchSeen:
-        if not self.errors.get("create") or self.works_all_the_same:
-            self.made.append(batch)
-            self.names.append([json.loads(line)["custom_id"] for line in batch.path.read_text().splitlines()])
-        self._raise("create")
-        return self._seen(len(self.made) - 1)
-
-    async def find(self, tag: str, since: float) -> BatchSeen | None:
-        self._raise("find")
-        return next((self._seen(nth) for nth, batch in enumerate(self.made) if batch.tag == tag), None)
-
-    async def look(self, batch_id: str) -> BatchSeen:
-        self._raise("look")
-        seen = self._seen(int(batch_id))
-        if self.late and seen.ended:
-            self.late -= 1
-            return seen._replace(outputs=(), counts=provider.Counts(4, 4, 0))
-        return seen
-
-    async def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
-        self._raise("answers")
-        for line in self.odd:
-            yield line
-        nth = int(seen.batch_id)
-        for name in reversed(self.names[nth]):
-            found = None if seen.expired else self.answer(name, nth)
-            if found is not None:
-                yield found
-
-    async def cancel(self, batch_id: str) -> BatchSeen:
-        self._raise("cancel")
-        self.cancelled.add(batch_id)
-        return self._seen(int(batch_id))
-
-    async def delete(self, seen: BatchSeen) -> None:
-        self._raise("delete")
-        self.deleted.append(seen.file_id)
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-    def _seen(self, nth: int) -> BatchSeen:
-        over, stopped = self.ended, str(nth) in self.cancelled
-        problems = self.problems(self.names[nth], nth)
-        return BatchSeen(
-            str(nth), "ended" if over else "runs", over or stopped, None, expired=self.expired(nth), cancelled=stopped,
-            problems=problems, outputs=("out",), file_id=self.made[nth].file_id,
-        )  # fmt: skip
-
-    def _raise(self, call: str) -> None:
-        waiting = self.errors.get(call, [])
-        if waiting:
-            raise waiting.pop(0)
-
-
-class NoControl:
-    def figures(self) -> Iterator[Sample]:
-        yield from ()
-
-
-@dataclass
-class House:
-    settings: WorkerSettings
-    producer: Producer
-    folder: Path
-    provider: Memory
-
-    def submit(self, documents: int = 10, **spec: Any) -> Job:
-        source = self.folder / "docs.jsonl"
-        source.write_text("".join(f'{{"id": "d{n}", "text": "x{n}"}}\n' for n in range(documents)))
-        return self.producer.submit(source, {"lane": "batch", "model": "m", "prompt": "{text}", **spec})
-
-    def counts(self, job: Job) -> Counts:
-        return self.producer.status(job.job_id).counts
-
-    @property
-    def store(self) -> ProviderBatchStore:
-        return ProviderBatchStore(self.producer._database)
-
-    def provider_is_busy(self, job: Job) -> bool:
-        """Whether a batch that was created is not settled."""
-        return any(
-            batch.created_at is not None and batch.state is not BatchState.SETTLED
-            for batch in self.store.of_job(job.job_id)
-        )
-
-    @contextlib.asynccontextmanager
-    async def working(self) -> AsyncIterator[BatchEngine]:
-        engine = BatchEngine(self.settings, lambda settings: contextlib.nullcontext(NoControl()))
-        await engine.start(NoQueue())
-        try:
-            yield engine
-        finally:
-            await engine.drain(5.0)
-            await engine.stop()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not await asyncio.to_thread(condition):  # noqa: ASYNC110  # it is asked of a database
-                await asyncio.sleep(0.02)
-
-    async def all_settled(self, job: Job) -> Counts:
-        total = job.total or 0
-
-        def over() -> bool:
-            counts = self.counts(job)
-            return counts.succeeded + counts.dead == total and not self.store.is_busy(job.job_id)
-
-        async with self.working():
-            await self.until(over)
-        return self.counts(job)
 
 
 @pytest.fixture
 def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(leader, "LOOK_S", 0.02)
-    monkeypatch.setattr(journey, "FAULT_BASE_S", 0.01)
-    monkeypatch.setattr(journey, "LOOK_AT_JOB_S", 0.02)
-    monkeypatch.setattr(journey, "CAP_WAIT_S", 0.05)
-    provider = Memory()
-    monkeypatch.setattr(engine_module, "open_batches", lambda name, settings: provider)
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    settings = WorkerSettings.load(
-        redis_url=redis_server.url, database_url=url, lane="batch", control=False,
-        batch={"folder": tmp_path / "packed", "poll_first_s": 0.02, "poll_cap_s": 0.05, "unclear_s": 0.02},
-        providers={
-            "default": {
-                "usd_per_mtok_in": 100, "usd_per_mtok_out": 200, "batch_discount": 0.5, "batch_enqueued_tokens": 1_000,
-            }
-        },
-    )  # fmt: skip
-    with Producer(settings) as producer:
-        producer._database.migrate()
-        yield House(settings, producer, tmp_path, provider)
+    memory = Memory()
+    quick(monkeypatch, memory)
+    with batch_house(redis_server.url, tmp_path, memory) as made:
+        yield made
 
 
 async def test_documents_become_results_at_half_the_price(house: House) -> None:
@@ -276,7 +94,48 @@ async def test_lines_that_validation_refuses_cost_no_other(house: House) -> None
     house.provider.problems = problems
     counts = await house.all_settled(house.submit(6, max_attempts=1))
     assert (counts.succeeded, counts.dead_by_reason) == (4, {"bad_request": 2})
-    assert [len(names) for names in house.provider.names] == [6, 5, 4]
+    assert [len(names) for names in house.provider.names] == [6, 3, 2, 1]
+
+
+async def test_a_refusal_that_names_no_line_costs_one_document(house: House) -> None:
+    """Its batch is halved until the line that it is about is alone, so that rounds are few however large a batch is."""
+    bad = LineProblem("invalid_request", "one of them is not so", None)
+    house.provider.problems = lambda names, nth: (bad,) if "d5" in names else ()
+    counts = await house.all_settled(house.submit(16, max_attempts=1))
+    assert (counts.succeeded, counts.dead_by_reason) == (15, {"bad_request": 1})
+    sizes = [len(names) for names in house.provider.names if "d5" in names]
+    assert sizes == [16, 8, 4, 2, 1]
+    assert len(house.provider.names) == 9
+
+
+async def test_many_bad_lines_named_one_at_a_time_cost_few_rounds(house: House) -> None:
+    """Each round names one line per batch; no document is in more batches than its first one can be halved."""
+    bad = {f"d{n}" for n in range(0, 32, 2)}
+
+    def problems(names: list[str], nth: int) -> tuple[LineProblem, ...]:
+        found = [LineProblem("invalid_json_line", "no", names.index(name) + 1) for name in names if name in bad]
+        return tuple(found[:1])
+
+    house.provider.problems = problems
+    counts = await house.all_settled(house.submit(32, max_attempts=1))
+    assert (counts.succeeded, counts.dead_by_reason) == (16, {"bad_request": 16})
+    rounds = Counter(name for names in house.provider.names for name in names)
+    assert max(rounds.values()) <= 6
+
+
+async def test_a_provider_that_refuses_everything_pauses_the_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halving finds no line there: after some batches in a row the job pauses, and no document is lost for it."""
+    monkeypatch.setattr(ending, "REFUSED_MAX", 3)
+    closed = LineProblem("account_closed", "ask your manager", None)
+    house.provider.problems = lambda names, nth: (closed,)
+    job = house.submit(40)
+    async with house.working():
+        await house.until(lambda: house.producer.status(job.job_id).job.state is JobState.PAUSED)
+    assert "account_closed: ask your manager" in str(house.producer.status(job.job_id).job.reason)
+    assert house.counts(job).dead == 0
+    house.provider.problems = lambda names, nth: ()
+    house.producer.resume(job.job_id)
+    assert (await house.all_settled(job)).succeeded == 40
 
 
 async def test_odd_lines_of_an_output_cost_no_other(house: House, caplog: pytest.LogCaptureFixture) -> None:
@@ -312,8 +171,7 @@ async def test_a_list_that_shows_a_batch_late_gets_no_second_one(house: House, m
         return await shown(tag, since) if looks > 1 else None
 
     monkeypatch.setattr(house.provider, "find", late)
-    longer = house.settings.batch.model_copy(update={"unclear_s": 0.3})
-    house.settings = house.settings.model_copy(update={"batch": longer})
+    house.set_batch(unclear_s=0.3)
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made), looks) == (4, 1, 2)
 
@@ -371,7 +229,7 @@ async def test_a_provider_that_deletes_nothing_holds_up_no_job(house: House, err
 
 async def test_a_batch_that_never_fits_pauses_its_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to set. Its documents wait for batches of another size, and no try of theirs is counted."""
-    monkeypatch.setattr(journey, "FULL_TRIES", 2)
+    monkeypatch.setattr(ending, "FULL_TRIES", 2)
     full = LineProblem("token_limit_exceeded", "too many tokens", None)
     house.provider.problems = lambda names, nth: (full,) if nth < 3 else ()
     job = house.submit(4, max_attempts=1)
@@ -381,7 +239,7 @@ async def test_a_batch_that_never_fits_pauses_its_job(house: House, monkeypatch:
     assert "batch_enqueued_tokens" in str(house.producer.status(job.job_id).job.reason)
     house.producer.resume(job.job_id)
     counts = await house.all_settled(job)
-    assert (counts.succeeded, len(house.provider.made)) == (4, 4)
+    assert (counts.succeeded, len(house.provider.made)) == (4, 5), "two smaller ones"
 
 
 async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:
@@ -396,7 +254,7 @@ async def test_a_file_that_the_provider_has_dropped_is_uploaded_again(
 ) -> None:
     """A batch may wait for its turn for longer than its provider keeps files."""
     house.provider.errors = {"create": [BatchGone(404, "not_found", "no such file")]}
-    monkeypatch.setattr(journey, "FILE_KEPT_S", 0.0)
+    monkeypatch.setattr(sending, "FILE_KEPT_S", 0.0)
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made), house.provider.uploads) == (4, 1, 2)
 
@@ -534,12 +392,101 @@ async def test_lost_files_are_packed_again(house: House) -> None:
     job = house.submit(30, batch_max_requests=10)
     async with house.working():
         await house.until(lambda: len(house.provider.made) == 3)
-    import shutil
-
     shutil.rmtree(house.folder / "packed")
     house.provider.ended = True
     counts = await house.all_settled(job)
     assert (counts.succeeded, len(house.provider.made)) == (30, 3)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+async def test_answers_outlive_their_source_and_their_files(house: House, is_over: bool) -> None:
+    """What was paid for is kept, whatever became of the rest: the journal says which document each answer is for."""
+    house.provider.ended = False
+    house.provider.answer = lambda name, nth: BatchAnswer(name, 400, b"{}") if name == "d7" else good(name)
+    job = house.submit(30, batch_max_requests=10)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 3)
+    shutil.rmtree(house.folder / "packed")
+    (house.folder / "docs.jsonl").write_text('{"id": "another", "text": "one"}\n')
+    if is_over:
+        house.producer._jobs.set_state(job.job_id, JobState.FAILED, reason="no", expect={JobState.RUNNING})
+    house.provider.ended = True
+    async with house.working():
+        await house.until(lambda: not house.store.open_of(job.job_id))
+    counts = house.counts(job)
+    assert (counts.succeeded, counts.dead_by_reason) == (29, {"bad_request": 1})
+    (letter,) = house.producer.dead_letters(job.job_id)
+    assert (letter.key.doc_id, letter.request) == ("d7", b"")
+
+
+async def test_a_batch_without_an_end_can_be_taken_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long after its window its job pauses and says so. Resumed, it is cancelled, and its documents go into another one."""
+    monkeypatch.setattr(watching, "CANCEL_TAKES_S", 0.1)
+    house.set_batch(stuck_after_s=0.2)
+    house.provider.never = {0}
+    job = house.submit(4, max_attempts=1)
+    async with house.working():
+        await house.until(lambda: house.producer.status(job.job_id).job.state is JobState.PAUSED)
+        assert str(house.producer.status(job.job_id).job.reason).startswith("batch_stuck: provider batch 0 ")
+        assert house.provider.cancelled == set()
+        house.producer.resume(job.job_id)
+        await house.until(lambda: house.counts(job).succeeded == 4)
+    assert (house.provider.cancelled, len(house.provider.made)) == ({"0"}, 2)
+
+
+async def test_a_cancelled_job_says_what_it_waits_for(house: House) -> None:
+    """And a provider that asks to be left alone for an hour does not keep it from being cancelled."""
+    house.provider.never = {0}
+    house.provider.errors = {"look": [TryLater(3_600.0, "429 later")]}
+    job = house.submit(4)
+    async with house.working():
+        await house.until(lambda: house.provider.errors["look"] == [] and house.provider_is_busy(job))
+        house.producer.cancel(job.job_id)
+        await house.until(lambda: house.provider.cancelled == {"0"})
+        await house.until(lambda: "asked to cancel it" in str(house.store.sums(job.job_id)[0].why))
+        house.provider.never = set()
+        await house.until(lambda: not house.store.open_of(job.job_id))
+
+
+async def test_a_worker_leaves_what_it_has_no_settings_for(house: House) -> None:
+    """Jobs and batches of another provider wait for a worker that has its settings, and are not paused."""
+    job = house.submit(20, batch_max_requests=10)
+    whole = house.settings
+    house.settings = whole.model_copy(update={"providers": {"other": whole.providers["default"]}})
+    async with house.working():
+        await asyncio.sleep(0.3)
+        assert (house.store.of_job(job.job_id), house.provider.made) == ([], [])
+    house.settings, house.provider.ended = whole, False
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 2)
+    house.settings = whole.model_copy(update={"providers": {"other": whole.providers["default"]}})
+    async with house.working() as engine:
+        await asyncio.sleep(0.3)
+        assert engine._describe()["in_flight"] == "0"
+    assert house.producer.status(job.job_id).job.state is JobState.RUNNING
+    assert sum(one.led or 0 for one in house.store.sums(job.job_id)) == 0
+    house.settings, house.provider.ended = whole, True
+    assert (await house.all_settled(job)).succeeded == 20
+
+
+async def test_files_of_batches_that_are_over_go_while_a_worker_runs(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when the next one starts: what another process has left there is old by then."""
+    monkeypatch.setattr(leader, "SWEEP_EACH_S", 0.0)
+    async with house.working():
+        left = house.folder / "packed" / ("a" * 32)
+        left.mkdir()
+        os.utime(left, (0, 0))
+        await house.until(lambda: not left.exists())
+
+
+async def test_an_answer_that_is_too_long_is_paid_for_once(house: House) -> None:
+    """Its document is a dead letter that says so, and is not asked again."""
+    house.provider.odd = (UnreadableLine("out", 1, "it has 40000000 bytes", "d2"),)
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, counts.dead_by_reason, counts.calls) == (3, {"answer_too_large": 1}, 4)
+    assert len(house.provider.made) == 1
 
 
 async def test_files_go_from_the_provider_where_the_job_says_so(house: House) -> None:

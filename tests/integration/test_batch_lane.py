@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,21 +126,24 @@ def test_a_cancelled_job_cancels_its_batches(house: House) -> None:
     assert set(house.at_provider()["by_status"]) <= {"cancelled"}
 
 
+FAULTS = (
+    "--error-rate", "0.02", "--batch-create-500-share", "0.15", "--batch-expired-share", "0.05", "--seed", "5",
+)  # fmt: skip
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def house_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+    url = None if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with Fleet(tmp_path, database_url=url) as fleet:
+        fleet.control()
+        yield House(fleet)
+
+
 @pytest.mark.soak
-def test_a_worker_killed_at_every_failpoint(house: House) -> None:
+def test_a_worker_killed_at_every_failpoint(house_of_each: House) -> None:
     """One after the other, in one job of 5,000 documents with faults of every kind: each document has one outcome."""
-    fleet = house.fleet
-    fleet.provider.start(
-        *FAST,
-        "--error-rate",
-        "0.02",
-        "--batch-create-500-share",
-        "0.15",
-        "--batch-expired-share",
-        "0.05",
-        "--seed",
-        "5",
-    )
+    house, fleet = house_of_each, house_of_each.fleet
+    fleet.provider.start(*FAST, *FAULTS)
     job = house.submit(5_000, batch_max_requests=250)
     for place in PLACES:
         if place.startswith("batch_") or place in ("before_commit", "after_commit", "after_settle"):
@@ -148,3 +154,37 @@ def test_a_worker_killed_at_every_failpoint(house: House) -> None:
     counts = fleet.producer.status(job.job_id).counts
     assert (counts.succeeded, counts.dead) == (5_000, 0)
     house.is_settled(job)
+
+
+@pytest.mark.soak
+def test_workers_killed_at_random_moments(house_of_each: House) -> None:
+    """Thirty of them (STORM_KILLS), under 5,000 documents (STORM_DOCUMENTS) with faults of every kind: each document has one
+    outcome, nothing is submitted twice, no output is left unread, no batch is left open, and money is counted once."""
+    kills, documents = int(os.environ.get("STORM_KILLS") or 30), int(os.environ.get("STORM_DOCUMENTS") or 5_000)
+    seed = int(os.environ.get("STORM_SEED") or time.time_ns() % 1_000_000)
+    luck = random.Random(seed)
+    print(f"STORM_SEED={seed}")
+    house, fleet = house_of_each, house_of_each.fleet
+    fleet.provider.start("--batch-s", "6", "--batch-step-s", "0.5", *FAULTS)
+    price = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0, "batch_discount": 0.5}
+    priced = {f"providers__default__{name}": value for name, value in price.items()}
+    job = house.submit(documents, batch_max_requests=100)
+    workers = [house.worker(**priced) for _ in range(2)]
+    fleet.ready(*workers)
+    killed = 0
+    while killed < kills and fleet.state(job) is JobState.RUNNING:
+        time.sleep(luck.uniform(0.1, 3.0))
+        dying = luck.choice(workers)
+        dying.kill()
+        killed += 1
+        workers[workers.index(dying)] = house.worker(**priced)
+    fleet.wait_for(job, JobState.COMPLETED, 5 * WORK_S)
+    print(f"{killed} kills, {documents} documents")
+    assert killed >= kills // 2, "the job ended before the storm: give it more documents"
+    account = fleet.producer.status(job.job_id).counts
+    assert (account.succeeded, account.dead) == (documents, 0)
+    house.is_settled(job)
+    seen = house.at_provider()
+    assert (seen["documents"], seen["answered"]) == (documents, documents)
+    paid = 0.5 * (account.prompt_tokens * 1.0 + account.completion_tokens * 2.0)
+    assert account.cost_microusd == pytest.approx(paid, rel=0.05)

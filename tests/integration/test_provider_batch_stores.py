@@ -154,6 +154,50 @@ def test_what_a_batch_leaves_goes_into_one_other(db: Database, batches: Provider
     assert OutcomeStore(db).counts("job-a").dead == 2
 
 
+def test_a_worker_takes_what_it_has_settings_of(db: Database, batches: ProviderBatchStore) -> None:
+    """Others stay for other workers, and are shown as led by none."""
+    of_feed(db, batches, packed("t1"), packed("t2", provider="q"))
+    batches.release_all(ME)
+    assert batches.take(ME, LEASE_S, 10, providers=[]) == []
+    assert [batch.tag for batch in batches.take(ME, LEASE_S, 10, providers=["q", "r"])] == ["t2"]
+    assert {one.provider: (one.batches, one.led) for one in batches.sums("job-a")} == {"p": (1, 0), "q": (1, 1)}
+
+
+def test_ids_are_kept_as_long_as_their_batch_is_open(db: Database, batches: ProviderBatchStore) -> None:
+    """They go along to a batch that takes its place."""
+    feed = JobStore(db).lease_feed("job-a", 1, ME, LEASE_S)
+    assert feed is not None
+    new, ids = [packed("t1"), packed("t2")], {"t1": b"\x00ids"}
+    batches.add_of_feed(feed, ME, LEASE_S, new, cursor={"offset": 9}, exhausted=True, ids=ids)
+    assert (batches.kept_ids("t1"), batches.kept_ids("t2")) == (b"\x00ids", None)
+    (one,) = [batch for batch in batches.take(ME, LEASE_S, 10) if batch.tag == "t1"]
+    fresh = batches.replace(one, ME, "t3", "full")
+    assert fresh is not None
+    assert (batches.kept_ids("t1"), batches.kept_ids("t3")) == (None, b"\x00ids")
+    assert batches.end(fresh, ME, None)
+    assert batches.kept_ids("t3") is None
+
+
+def test_documents_of_a_refused_batch_wait_for_smaller_ones(db: Database, batches: ProviderBatchStore) -> None:
+    """Those with the same bound together, apart from all others; and so many refusals in a row are noticed."""
+    remainders = RemainderStore(db)
+    of_feed(db, batches, packed("t1"), packed("t2"))
+    batches.settle("t1", [], [], [left("a"), left("b")._replace(most=2), left("c")._replace(most=2)])
+    assert [(one.most, one.documents) for one in sorted(remainders.waiting(["job-a"]), key=lambda one: one.most or 0)] == [
+        (None, 1), (2, 2),
+    ]  # fmt: skip
+    assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["a", "b", "c"]
+    assert [one.key.doc_id for one in remainders.alike("job-a", 1, None)] == ["a"]
+    assert [(one.key.doc_id, one.most) for one in remainders.alike("job-a", 1, 2)] == [("b", 2), ("c", 2)]
+    one, two = batches.take(ME, LEASE_S, 10)
+    batches.step(one, ME, created_at=1.0, why="batch_refused: no")
+    assert not batches.refused_in_a_row("job-a", 2, "batch_refused")
+    batches.step(two, ME, created_at=2.0, why="batch_lost")
+    assert not batches.refused_in_a_row("job-a", 2, "batch_refused")
+    batches.step(two, ME, why="batch_refused: no")
+    assert batches.refused_in_a_row("job-a", 2, "batch_refused")
+
+
 def test_a_batch_is_replaced_by_another(db: Database, batches: ProviderBatchStore) -> None:
     """Its documents and what it has of others go along; the first is over, with the reason."""
     of_feed(db, batches, packed("t1"))

@@ -10,7 +10,7 @@ import pytest
 
 from penstock_workers.lanes.batch.apis import anthropic_lines, gemini_lines, openai_lines
 from penstock_workers.lanes.batch.apis.anthropic import LIMITS as ANTHROPIC
-from penstock_workers.lanes.batch.apis.line_cutter import EndlessLine, LineCutter, TooLong
+from penstock_workers.lanes.batch.apis.line_cutter import ENDS_BYTES, EndlessLine, LineCutter, TooLong
 from penstock_workers.lanes.batch.apis.output_lines import Line
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, LineTooLong, UnreadableLine
 
@@ -49,7 +49,17 @@ def test_a_line_that_is_too_long_is_passed_over() -> None:
     """Its size is said, and the lines around it are whole."""
     cutter = LineCutter(10, 1000)
     lines = [one for part in (b"a\n", b"x" * 300, b"y" * 20, b"z\nb\n") for one in cutter.feed(part)]
-    assert lines == [b"a\n", TooLong(322), b"b\n"]
+    whole = b"x" * 300 + b"y" * 20 + b"z\n"
+    assert lines == [b"a\n", TooLong(322, whole, whole), b"b\n"]
+
+
+def test_the_ends_of_a_line_that_is_too_long_are_kept() -> None:
+    """Of a bounded number of bytes each, wherever the stream was cut."""
+    whole = b"".join(b"%06d" % number for number in range(5_000)) + b"\n"
+    for size in (7, 1_000, 5_000, 29_000):
+        cutter = LineCutter(20_000, 10**6)
+        found = [one for at in range(0, len(whole), size) for one in cutter.feed(whole[at : at + size])]
+        assert found == [TooLong(len(whole), whole[:ENDS_BYTES], whole[-ENDS_BYTES:])]
 
 
 def test_a_line_without_an_end_is_given_up() -> None:

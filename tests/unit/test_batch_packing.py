@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from penstock_ledger import ItemKey, NewProviderBatch, Remainder
-from penstock_workers.lanes.batch.custom_ids import custom_id
-from penstock_workers.lanes.batch.packed import LEFT_S, PackedFolder
+from penstock_workers.lanes.batch.packing import window as window_module
+from penstock_workers.lanes.batch.packing.custom_ids import custom_id
+from penstock_workers.lanes.batch.packing.packed import LEFT_S, PackedDocument, PackedFolder, kept_documents
+from penstock_workers.lanes.batch.packing.window import Terms, Window
 from penstock_workers.lanes.batch.provider import BadLine, BatchLimits
-from penstock_workers.lanes.batch.window import Terms, Window
 
 LIMITS = BatchLimits(requests=100, total_bytes=10_000, line_bytes=1_000)
 
@@ -107,6 +108,39 @@ def test_a_document_is_in_a_batch_once(tmp_path: Path) -> None:
     packing = window(tmp_path)
     assert all([add(packing, "a"), add(packing, "a"), add(packing, "b")])
     assert [[key.doc_id for key in keys] for _, keys in closed(packing)] == [["a", "b"]]
+
+
+def test_ids_that_become_the_same_cost_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests that are equal for two documents: the second is a dead letter that says so, and none is lost in silence."""
+    monkeypatch.setattr(window_module, "custom_id", lambda doc_id, most: "h-same")
+    packing = window(tmp_path)
+    assert all([add(packing, "a"), add(packing, "b b"), add(packing, "a")])
+    assert [(one.key.doc_id, one.reason) for one in packing.letters] == [("b b", "bad_request")]
+    assert "h-same" in packing.letters[0].last_error
+    assert [key.doc_id for _, keys in closed(packing) for key in keys] == ["a"]
+
+
+def test_what_is_kept_of_a_batch_names_its_documents(tmp_path: Path) -> None:
+    """In the order of its lines, with their places and what they have used; a batch that has too much of it keeps none."""
+    packing = window(tmp_path)
+    for doc, attempts in [("a", 0), ("b b", 2), ("h-odd", 0)]:
+        add(packing, doc, attempts=attempts)
+    ((batch, _),) = closed(packing)
+    kept = list(kept_documents(packing.kept[batch.tag], 64))
+    packed = [one._replace(offset=0, size=0) for one in PackedFolder(tmp_path).batch(batch.tag).documents()]
+    assert kept == packed
+
+
+def test_ids_of_a_large_batch_are_few_bytes(tmp_path: Path) -> None:
+    """Ten thousand ids like those that people give; random ones that are long are not kept beyond the bound."""
+    writer = PackedFolder(tmp_path).writer("a" * 32)
+    for number in range(10_000):
+        name = f"review-{number:07}"
+        writer.add(PackedDocument(name, name, str(number * 431), 0, 0, 0, 0, 0), b"", b"")
+    kept = writer.kept()
+    writer.discard()
+    assert kept is not None
+    assert len(kept) < 12 * 10_000
 
 
 def test_packed_files_give_back_what_was_put_in(tmp_path: Path) -> None:

@@ -25,6 +25,21 @@ def test_batches_that_look_alike_are_counted_together() -> None:
     )
 
 
+def test_what_batches_wait_for_is_said() -> None:
+    """A worker that leads them, a provider that cancels them, and until when a cancelled job waits for that."""
+    asked = "its job has ended; the provider was asked to cancel it"
+    sums = [
+        BatchSum(BatchState.CREATED, "cancelling", 2, 40, 10, 0, asked, 2, "p"),
+        BatchSum(BatchState.PACKED, None, 3, 10, None, None, None, 1, "q"),
+        BatchSum(BatchState.SETTLED, "completed", 3, 900, 900, 0, None, 0, "q"),
+    ]
+    line = batches_line(sums, is_cancelled=True)
+    assert f"2 cancelling (10 of 40 answered; {asked})" in line
+    assert "no worker leads 2 of them, which wait for one with the settings of provider q" in line
+    assert "after 15 min 00 s at the latest" in line
+    assert "at the latest" not in batches_line(sums[2:], is_cancelled=True)
+
+
 def test_a_job_without_batches_says_so() -> None:
     """Before the first one is packed."""
     assert batches_line([]) == "batches: none yet"

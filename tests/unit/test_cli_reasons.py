@@ -15,6 +15,7 @@ from penstock_cli.show.quota import QuotaSeen, lines, troubles
 from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, in_hooks, latest_cause, retried_line, unserved
 from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
+from penstock_producer.feed.served import missing_provider
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView
 from penstock_workers.item.run.under_way import HooksUnderWay
@@ -127,6 +128,19 @@ def test_a_lane_that_no_worker_serves_is_named_with_its_command(seen: list[Worke
     """Workers of other lanes, or that fell silent, do not count (D16)."""
     told = unserved(seen, "embed")
     assert told == (None if served else "no worker serves lane embed: start one with  penstock worker --lane embed")
+
+
+@pytest.mark.parametrize(("workers", "is_missing"), [
+    ([{"lane": "batch", "providers": "openai,other"}, {"lane": "api"}], False),
+    ([{"lane": "batch", "providers": "other"}, {"lane": "batch", "providers": ""}], True),
+    ([{"lane": "batch", "providers": "other"}, {"lane": "batch"}], False),  # of an earlier release: it does not say
+    ([{"lane": "api", "providers": "other"}], False),  # no worker of the lane at all is another sentence
+])  # fmt: skip
+def test_a_provider_that_no_worker_has_is_named(workers: list[dict[str, str]], is_missing: bool) -> None:
+    """Its documents would never be packed."""
+    seen = [WorkerSeen(f"w{number}", 1.0, info) for number, info in enumerate(workers)]
+    told = missing_provider(seen, "batch", "openai")
+    assert told == ("no worker of lane batch has the settings of provider openai" if is_missing else None)
 
 
 @pytest.mark.parametrize(("view", "told"), [

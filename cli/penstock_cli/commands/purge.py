@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 
+if TYPE_CHECKING:
+    from penstock_cli.connect import Books
+    from penstock_ledger.model import Job
+
 
 def purge(
     job: options.JobName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    leave_batches: Annotated[
+        bool,
+        typer.Option("--leave-batches", help="Forget batches that still run at a provider, which charges for them."),
+    ] = False,
     state: options.StateOption = None,
 ) -> None:
     """Delete a finished job: its results and dead letters, in SQL and Redis."""
@@ -26,6 +34,8 @@ def purge(
             raise UsageProblem(
                 f"job {safe(found.job_key)} is {found.state}; cancel it first: penstock cancel {argument(job)}"
             )
+        if not leave_batches:
+            _refuse_open_batches(ledger, found)
         counts = ledger.outcomes.counts(found.job_id)
         question = f"Delete {safe(found.job_key)} with {count(counts.succeeded)} results and {count(counts.dead)} dead letters?"
         if not yes and not typer.confirm(question):
@@ -37,3 +47,20 @@ def purge(
         if ledger.state is not None:
             ledger.figures_path(found).unlink(missing_ok=True)
     typer.echo(f"{safe(found.job_key)} is forgotten: {count(rows)} outcomes deleted")
+
+
+def _refuse_open_batches(ledger: Books, job: Job) -> None:
+    """Forgotten ones would run on at their provider: nothing cancels them, and what they answer is paid for and not read."""
+    from penstock_cli.show.text import argument, count, safe
+
+    open_ones = [one for one in ledger.provider_batches(job) if one.state != "settled"]
+    if open_ones:
+        number, providers = (
+            sum(one.batches for one in open_ones),
+            ", ".join(sorted({one.provider for one in open_ones})),
+        )
+        raise UsageProblem(
+            f"job {safe(job.job_key)} has {count(number)} batches at {safe(providers)} that are not settled; a worker of its "
+            f"lane cancels them there and ends them (penstock status {argument(job.job_key)} says what they wait for), or forget "
+            "them with --leave-batches and cancel them at the provider yourself"
+        )

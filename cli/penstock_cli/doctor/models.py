@@ -1,8 +1,9 @@
-"""What `penstock doctor` finds of models: what the workers serve, and which running jobs wait for one that none serves."""
+"""What `penstock doctor` finds of models: what the workers serve, and which running jobs wait for one that none serves, or for
+a provider that none has the settings of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import redis
 
@@ -11,10 +12,10 @@ from penstock_cli.show.cards import cards_in_words
 from penstock_cli.show.engines import engines_of
 from penstock_cli.show.reasons import unserved_model
 from penstock_cli.show.text import safe
-from penstock_ledger import LiveJobs, RedisAddress, RedisLedger, open_database
-from penstock_ledger.model import JobState
-from penstock_producer.feed.served import serving_of
-from penstock_producer.job.lanes import LANES, has_own_model
+from penstock_ledger import LiveJobs, RedisAddress, RedisLedger, WorkerSeen, open_database
+from penstock_ledger.model import Job, JobState
+from penstock_producer.feed.served import missing_provider, serving_of
+from penstock_producer.job.lanes import LANES, has_own_model, packs
 
 SUBJECT = "models"
 JOBS_SHOWN = 10
@@ -50,12 +51,12 @@ def _models(hot: RedisLedger, live: LiveJobs) -> Iterator[Finding]:
             yield Finding(Verdict.GOOD, SUBJECT, f"lane {lane}: {safe(engines.loading)}")
         if (cards := cards_in_words(workers, lane)) is not None:
             yield Finding(Verdict.GOOD, SUBJECT, f"lane {lane}: {safe(cards)}")
+    running = [job for job, _ in live.look() if job.state is JobState.RUNNING]
+    yield from _without_provider(running, workers)
     waiting = [
         (job, why)
-        for job, _ in live.look()
-        if job.state is JobState.RUNNING
-        and has_own_model(job.lane)
-        and (why := unserved_model(hot, workers, job)) is not None
+        for job in running
+        if has_own_model(job.lane) and (why := unserved_model(hot, workers, job)) is not None
     ]
     fix = (
         "start a worker with that model, give one that name (gpu.names, embed.names), or cancel the job; its items wait"
@@ -64,3 +65,12 @@ def _models(hot: RedisLedger, live: LiveJobs) -> Iterator[Finding]:
         yield Finding(Verdict.WARNING, SUBJECT, f"job {safe(job.job_key)}: {why}", fix)
     if len(waiting) > JOBS_SHOWN:
         yield Finding(Verdict.WARNING, SUBJECT, f"and {len(waiting) - JOBS_SHOWN} more jobs", fix)
+
+
+def _without_provider(running: Iterable[Job], workers: Sequence[WorkerSeen]) -> Iterator[Finding]:
+    """Jobs whose documents would be packed, if a worker had the settings of their provider: each provider once."""
+    wanted = {(job.lane, str(job.spec.get("provider", "default"))) for job in running if packs(job.lane)}
+    for lane, provider in sorted(wanted)[:JOBS_SHOWN]:
+        if (missing := missing_provider(workers, lane, provider)) is not None:
+            fix = f"add [providers.{safe(provider)}] and its key where one of them runs; jobs and batches wait for it"
+            yield Finding(Verdict.WARNING, SUBJECT, safe(missing), fix)

@@ -11,8 +11,10 @@ from penstock_cli.show.engines import engines_of
 from penstock_cli.show.figures import MICRO, Counter, JobFigures, Speed, retried_by_reason
 from penstock_cli.show.quota import QuotaSeen, lift_command, troubles
 from penstock_cli.show.reasons import bound, cause_line, in_hooks, latest_cause, unserved, unserved_model
+from penstock_cli.show.text import one_line
 from penstock_cli.watching.all_alike import so_far
 from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.served import missing_provider
 from penstock_producer.job.lanes import has_own_model, packs
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
@@ -82,7 +84,7 @@ class Watch:
     def _batches(self) -> str | None:
         if not packs(self.job.lane):
             return None
-        return batches_line(self._books.provider_batches(self.job))
+        return batches_line(self._books.provider_batches(self.job), is_cancelled=self.job.state == "cancelling")
 
     def _reasons(self, seen: Sequence[WorkerSeen], counts: Counts, *, served: bool) -> _Reasons:
         """Why it is slow or stands still, looked up now and then. ``served``: the caller has workers of its own."""
@@ -106,6 +108,10 @@ class Watch:
         line = None if cause is None else cause_line(cause)
         found = [None if served else unserved(seen, lane)]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
+        if packs(lane) and not served and (missing := missing_provider(seen, lane, provider)) is not None:
+            found.append(
+                f"{one_line(missing)}: add [providers.{one_line(provider)}] and its key where one of them runs"
+            )
         if has_own_model(lane):
             found.append(unserved_model(redis, seen, self.job))
         else:

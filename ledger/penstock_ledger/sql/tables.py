@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0012"  # the newest migration; revisions sort by their number
+HEAD: Final = "0013"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -314,8 +314,20 @@ batch_remainders = Table(
     Column("cost_microusd", BigInteger, nullable=False),
     Column("reason", Words, nullable=False),
     Column("since", Double, nullable=False),
+    Column("most", Integer),  # documents in its next batch; NULL: as many as in any other
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="batch_remainders_pkey"),
     Index("batch_remainders_tag", "tag"),
+)
+
+# Which documents a provider batch has, until it is settled, so that its answers find them where its files and its source are
+# gone: one compressed text, see the worker's packing. A table of its own, since batches are read every second.
+provider_batch_ids = Table(
+    "provider_batch_ids",
+    metadata,
+    Column("tag", Id, primary_key=True),
+    Column("job_id", Id, nullable=False),
+    Column("ids", LargeBinary, nullable=False),
+    Index("provider_batch_ids_job", "job_id"),
 )
 
 # Files that notifications have named, until a job takes them: 16 bytes of a hash of the name, which may be long.

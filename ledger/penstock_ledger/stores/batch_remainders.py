@@ -33,7 +33,7 @@ _AGAIN: Final = (
     .values(
         tag=None, attempts=bindparam("now_attempts"), calls=bindparam("now_calls"), prompt_tokens=bindparam("now_in"),
         completion_tokens=bindparam("now_out"), cost_microusd=bindparam("now_cost"), reason=bindparam("why"),
-        since=bindparam("now"),
+        since=bindparam("now"), most=bindparam("now_most"),
     )
 )  # fmt: skip
 
@@ -45,12 +45,12 @@ class RemainderStore:
         self._db = db
 
     def waiting(self, job_ids: Collection[str]) -> list[Waiting]:
-        """How many documents of these jobs are in no batch, by feed."""
+        """How many documents of these jobs are in no batch, by feed and by how many of them may be in one."""
         query = (
-            select(table.c.job_id, table.c.generation, func.count(), func.min(table.c.since))
+            select(table.c.job_id, table.c.generation, func.count(), func.min(table.c.since), table.c.most)
             .where(table.c.job_id.in_(job_ids), table.c.tag.is_(None))
-            .group_by(table.c.job_id, table.c.generation)
-            .order_by(table.c.job_id, table.c.generation)
+            .group_by(table.c.job_id, table.c.generation, table.c.most)
+            .order_by(table.c.job_id, table.c.generation, table.c.most)
         )
         return self._db.read(lambda connection: [Waiting(*row) for row in connection.execute(query)]) if job_ids else []
 
@@ -76,6 +76,11 @@ class RemainderStore:
     def unclaimed(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[Remainder]:
         """Those of a feed that are in no batch, by document id; read in pages."""
         return self._paged(page, table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None))
+
+    def alike(self, job_id: str, generation: int, most: int | None, page: int = PAGE) -> Iterator[Remainder]:
+        """Those of them with the same ``most``."""
+        of_feed = (table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None))
+        return self._paged(page, *of_feed, table.c.most.is_(None) if most is None else table.c.most == most)
 
     def of_batch(self, tag: str, page: int = PAGE) -> Iterator[Remainder]:
         """Those that a batch has, by document id; read in pages."""
@@ -144,7 +149,7 @@ def _again(one: Remainder, tag: str, now: float) -> dict[str, Any]:
         "job": one.key.job_id, "nth": one.key.generation, "doc": one.key.doc_id, "from_tag": tag,
         "now_attempts": bounded_count(one.attempts), "now_calls": bounded_count(one.calls),
         "now_in": bounded_figure(one.prompt_tokens), "now_out": bounded_figure(one.completion_tokens),
-        "now_cost": bounded_figure(one.cost_microusd), "why": one.reason, "now": now,
+        "now_cost": bounded_figure(one.cost_microusd), "why": one.reason, "now": now, "now_most": one.most,
     }  # fmt: skip
 
 
@@ -153,12 +158,12 @@ def _row(one: Remainder, now: float) -> dict[str, Any]:
         "job_id": one.key.job_id, "generation": one.key.generation, "doc_id": one.key.doc_id, "position": one.position,
         "tag": None, "attempts": bounded_count(one.attempts), "calls": bounded_count(one.calls),
         "prompt_tokens": bounded_figure(one.prompt_tokens), "completion_tokens": bounded_figure(one.completion_tokens),
-        "cost_microusd": bounded_figure(one.cost_microusd), "reason": one.reason, "since": now,
+        "cost_microusd": bounded_figure(one.cost_microusd), "reason": one.reason, "since": now, "most": one.most,
     }  # fmt: skip
 
 
 def _remainder_of(row: Row[Any]) -> Remainder:
     return Remainder(
         ItemKey(row.job_id, row.generation, row.doc_id), row.position, row.attempts, row.calls, row.prompt_tokens,
-        row.completion_tokens, row.cost_microusd, row.reason,
+        row.completion_tokens, row.cost_microusd, row.reason, row.most,
     )  # fmt: skip

@@ -7,11 +7,26 @@ writes names both, so that a leader that was frozen changes nothing when it come
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, insert, or_, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)  # fmt: skip
 
 from penstock_ledger.errors import BatchLost
 from penstock_ledger.model import DeadLetter, Feed, ItemKey, JobState, Result
@@ -25,6 +40,7 @@ from penstock_ledger.provider_batch import (
 )
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import batch_remainders, jobs, paid_beside, tallies
+from penstock_ledger.sql.tables import provider_batch_ids as kept_ids
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.batch_remainders import claim, forget, move, put_back
@@ -50,8 +66,17 @@ class ProviderBatchStore:
 
     # -- leaders -------------------------------------------------------------------------------------------------------
 
-    def take(self, owner: str, ttl_s: float, limit: int, *, besides: Collection[str] = ()) -> list[ProviderBatch]:
-        """Become the leader of up to ``limit`` open batches that no process leads, the oldest first.
+    def take(
+        self,
+        owner: str,
+        ttl_s: float,
+        limit: int,
+        *,
+        providers: Collection[str] | None = None,
+        besides: Collection[str] = (),
+    ) -> list[ProviderBatch]:
+        """Become the leader of up to ``limit`` open batches at ``providers`` (None: at any) that no process leads, the oldest
+        first.
 
         ``besides``: those that ``owner`` works on already; what else is its own by name is taken up again.
         """
@@ -59,10 +84,10 @@ class ProviderBatchStore:
         def wanted(connection: Connection) -> Any:
             now = self._db.now(connection)
             free = or_(table.c.owner.is_(None), table.c.owner == owner, table.c.lease_until <= now)
-            query = (
-                select(table).where(_OPEN, free, table.c.tag.not_in(besides)).order_by(table.c.packed_at).limit(limit)
-            )
-            return query, now
+            query = select(table).where(_OPEN, free, table.c.tag.not_in(besides))
+            if providers is not None:
+                query = query.where(table.c.provider.in_(providers))
+            return query.order_by(table.c.packed_at).limit(limit), now
 
         def is_any(connection: Connection) -> bool:
             query, _ = wanted(connection)
@@ -101,14 +126,15 @@ class ProviderBatchStore:
         *,
         cursor: dict[str, Any],
         exhausted: bool,
+        ids: Mapping[str, bytes] | None = None,
     ) -> None:
         """Note batches that ``owner`` has packed from a feed, and move its cursor behind their documents, or neither.
 
-        Raises FeedLost.
+        ``ids``: what ``kept_ids`` returns later, by tag. Raises FeedLost.
         """
 
         def add(connection: Connection) -> None:
-            _add(connection, batches, owner, self._db.now(connection) + ttl_s)
+            _add(connection, batches, owner, self._db.now(connection) + ttl_s, ids or {})
 
         FeedStore(self._db).advance_feed(feed, owner, cursor=cursor, exhausted=exhausted, also=add)
 
@@ -124,7 +150,11 @@ class ProviderBatchStore:
         FeedStore(self._db).advance_feed(feed, owner, cursor=feed.cursor, exhausted=exhausted, also=add)
 
     def add_of_remainders(
-        self, owner: str, ttl_s: float, batches: Sequence[tuple[NewProviderBatch, Sequence[ItemKey]]]
+        self,
+        owner: str,
+        ttl_s: float,
+        batches: Sequence[tuple[NewProviderBatch, Sequence[ItemKey]]],
+        ids: Mapping[str, bytes] | None = None,
     ) -> bool:
         """Note batches that were packed of remainders; False, and nothing is noted, where another process was first."""
 
@@ -132,7 +162,7 @@ class ProviderBatchStore:
             for batch, keys in batches:
                 if not claim(connection, keys, batch.tag):
                     raise _Claimed
-            _add(connection, [batch for batch, _ in batches], owner, self._db.now(connection) + ttl_s)
+            _add(connection, [batch for batch, _ in batches], owner, self._db.now(connection) + ttl_s, ids or {})
 
         try:
             self._db.write(add)
@@ -163,6 +193,7 @@ class ProviderBatchStore:
             if connection.execute(update(table).where(*_LED).values(ended), led).rowcount != 1:
                 return False
             move(connection, batch.tag, None)
+            connection.execute(delete(kept_ids).where(kept_ids.c.tag == batch.tag))
             return True
 
         return self._db.write(write)
@@ -209,6 +240,7 @@ class ProviderBatchStore:
             }  # fmt: skip
             connection.execute(insert(table).values(fresh))
             move(connection, batch.tag, new_tag)
+            connection.execute(update(kept_ids).where(kept_ids.c.tag == batch.tag).values(tag=new_tag))
             return _batch_of(connection.execute(select(table).where(table.c.tag == new_tag)).one())
 
         return self._db.write(write)
@@ -229,6 +261,19 @@ class ProviderBatchStore:
     def forget(self, keys: Collection[ItemKey]) -> None:
         """These remainders have got an outcome elsewhere."""
         self._db.write(lambda connection: forget(connection, keys))
+
+    def kept_ids(self, tag: str) -> bytes | None:
+        """Which documents a batch has, as its packer wrote it; None where that was too much, or the batch is settled."""
+        query = select(kept_ids.c.ids).where(kept_ids.c.tag == tag)
+        return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
+
+    def refused_in_a_row(self, job_id: str, at_least: int, why: str) -> bool:
+        """Whether so many of the newest batches of a job that were created have all come to nothing, for a reason that
+        begins with ``why``."""
+        query = select(table.c.why).where(table.c.job_id == job_id, table.c.created_at.is_not(None))
+        newest = query.order_by(table.c.created_at.desc()).limit(at_least)
+        found = self._db.read(lambda connection: connection.execute(newest).scalars().all())
+        return len(found) == at_least and all(one is not None and one.startswith(why) for one in found)
 
     # -- money -------------------------------------------------------------------------------------------------------------
 
@@ -309,18 +354,26 @@ class ProviderBatchStore:
     def sums(self, job_id: str) -> list[BatchSum]:
         """The batches of a job, summed up by their states."""
         columns = table.c
-        query = (
-            select(
-                columns.state, columns.status, func.count().label("batches"), func.sum(columns.requests).label("requests"),
-                func.sum(columns.succeeded).label("succeeded"), func.sum(columns.failed).label("failed"),
-                func.count(columns.succeeded).label("counted"), func.max(columns.why).label("why"),
+
+        def read(connection: Connection) -> list[BatchSum]:
+            is_led = case(
+                (and_(columns.owner.is_not(None), columns.lease_until > self._db.now(connection)), 1), else_=0
             )
-            .where(columns.job_id == job_id)
-            .group_by(columns.state, columns.status)
-            .order_by(func.min(columns.packed_at))
-            .limit(SUMS_MAX)
-        )  # fmt: skip
-        return self._db.read(lambda connection: [_sum_of(row) for row in connection.execute(query)])
+            query = (
+                select(
+                    columns.state, columns.status, columns.provider, func.count().label("batches"),
+                    func.sum(columns.requests).label("requests"), func.sum(columns.succeeded).label("succeeded"),
+                    func.sum(columns.failed).label("failed"), func.count(columns.succeeded).label("counted"),
+                    func.max(columns.why).label("why"), func.sum(is_led).label("led"),
+                )
+                .where(columns.job_id == job_id)
+                .group_by(columns.state, columns.status, columns.provider)
+                .order_by(func.min(columns.packed_at))
+                .limit(SUMS_MAX)
+            )  # fmt: skip
+            return [_sum_of(row) for row in connection.execute(query)]
+
+        return self._db.read(read)
 
     def created(self, job_id: str) -> tuple[int, int]:
         """Batches of a job that its providers took, and the requests in them."""
@@ -370,7 +423,13 @@ class _Claimed(Exception):
     """Another process has some of these documents."""
 
 
-def _add(connection: Connection, batches: Sequence[NewProviderBatch], owner: str, lease_until: float) -> None:
+def _add(
+    connection: Connection,
+    batches: Sequence[NewProviderBatch],
+    owner: str,
+    lease_until: float,
+    ids: Mapping[str, bytes],
+) -> None:
     now = time.time()
     rows = [
         {name: getattr(batch, name) for name in _OF_NEW if not name.startswith("cursor_")}
@@ -383,6 +442,9 @@ def _add(connection: Connection, batches: Sequence[NewProviderBatch], owner: str
     ]  # fmt: skip
     if rows:
         connection.execute(insert(table), rows)
+    kept = [{"tag": one.tag, "job_id": one.job_id, "ids": ids[one.tag]} for one in batches if one.tag in ids]
+    if kept:
+        connection.execute(insert(kept_ids), kept)
 
 
 _OF_NEW: Final = tuple(NewProviderBatch.__dataclass_fields__)
@@ -425,5 +487,6 @@ def _sum_of(row: Any) -> BatchSum:
     counted = row.counted == row.batches
     return BatchSum(
         BatchState(row.state), row.status, row.batches, int(row.requests),
-        int(row.succeeded) if counted else None, int(row.failed or 0) if counted else None, row.why,
+        int(row.succeeded) if counted else None, int(row.failed or 0) if counted else None, row.why, int(row.led),
+        row.provider,
     )  # fmt: skip

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen
 
 __all__ = [
-    "ALIVE_S", "HOME", "LOADS", "NAMES_MAX", "SERVES", "Served", "Serving", "missing_model", "serving_of", "unserved_queues",
+    "ALIVE_S", "HOME", "LOADS", "NAMES_MAX", "PROVIDERS", "SERVES", "Served", "Serving", "missing_model", "missing_provider",
+    "providers_text", "serving_of", "unserved_queues",
 ]  # fmt: skip
 
 SERVES: Final = "serves"
@@ -27,6 +28,8 @@ LOADS: Final = "loads"
 """The field while the model loads, in place of these two: what the worker will serve, as far as its settings say."""
 HOME: Final = "home"
 """The field with the queue under whose name a worker keeps what it holds."""
+PROVIDERS: Final = "providers"
+"""The field of a worker that packs documents: the providers that it has settings of, with commas between them."""
 NAMES_MAX: Final = 256
 """Names of one worker, adapters included: each is a queue that it looks into at every claim."""
 NAME_CHARS: Final = 512
@@ -134,6 +137,20 @@ def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
         seen.info for seen in workers if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane
     ]
     return Serving(lane, _read_all(infos, SERVES), _read_all(infos, LOADS))
+
+
+def providers_text(names: Iterable[str]) -> str:
+    """For the heartbeat."""
+    return ",".join(names)[:TEXT_BYTES]
+
+
+def missing_provider(workers: Iterable[WorkerSeen], lane: str, provider: str) -> str | None:
+    """That no living worker of a lane has the settings of a provider; None where one has, none lives, or one does not say."""
+    living = [seen.info for seen in workers if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane]
+    said = [info.get(PROVIDERS) for info in living]
+    if not said or any(one is None or provider in one.split(",") for one in said):
+        return None
+    return f"no worker of lane {lane} has the settings of provider {provider}"
 
 
 def missing_model(serving: Serving, model: str | None, bound: str | None = None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from penstock_ledger import FeedLost, JobStore, OutcomeStore, ProviderBatchStore, RedisLedger
+from penstock_ledger import CANCEL_WAIT_S, FeedLost, JobStore, OutcomeStore, ProviderBatchStore, RedisLedger
 from penstock_ledger.model import Job, JobState
 from penstock_producer.errors import SourceError
 from penstock_producer.feed.repair import write_off
@@ -15,7 +15,6 @@ from penstock_workers.control.job.balance import Balance, Unbalanced
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.recover import stats_from
 
-CANCEL_WAIT_S = 900.0  # for calls under way: longer than any call, its retries in the worker included
 WRITE_OFF_MAX = 2_000  # documents written off per round
 
 
@@ -70,10 +69,8 @@ class Cancelling:
         now = time.monotonic()
         if now >= self._since.setdefault(job.job_id, now) + CANCEL_WAIT_S:
             return False
-        if self._batches.open_of(
-            job.job_id
-        ):  # those that ran are cancelled at their provider, and what they have answered is kept
-            return True
+        if self._batches.open_of(job.job_id):
+            return True  # those that ran are cancelled at their provider, and what they have answered is kept
         generations = {led.feeder.feed.generation for led in feeds}
         return any(
             self._hot.under_way(queue, job.job_id, generation, item_tag, self._lease_s) for generation in generations

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import Final
 
 from penstock_ledger import JobStore, OutcomeStore, Provenance, ProviderBatchStore, RemainderStore
+from penstock_producer.feed.served import PROVIDERS, providers_text
 from penstock_producer.job.lanes import BATCH_LANE
 from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
@@ -29,11 +30,11 @@ from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.lanes.batch.apis.open import open_batches
 from penstock_workers.lanes.batch.collect import Collector
-from penstock_workers.lanes.batch.journey import Surroundings
 from penstock_workers.lanes.batch.judging import Judge
 from penstock_workers.lanes.batch.leader import Leader
-from penstock_workers.lanes.batch.packed import PackedFolder
-from penstock_workers.lanes.batch.packing import Packer
+from penstock_workers.lanes.batch.led_batch import Surroundings
+from penstock_workers.lanes.batch.packing.packed import PackedFolder
+from penstock_workers.lanes.batch.packing.packer import Packer
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
 from penstock_workers.lanes.batch.reservations import Reservations
@@ -190,4 +191,5 @@ class BatchEngine:
     def _describe(self) -> dict[str, str]:
         led = 0 if self._leader is None else sum(self._leader.led().values())
         hooks = {} if self._code is None else self._code.described()
-        return {**hooks, "lane": self._settings.lane, "concurrency": "1", "in_flight": str(led)}
+        own = {"lane": self._settings.lane, "concurrency": "1", "in_flight": str(led)}
+        return {**hooks, **own, PROVIDERS: providers_text(self._settings.providers)}

@@ -27,7 +27,7 @@ from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.settling.rows import dead_letter, spent_on
 from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.turned_away import failure_of
-from penstock_workers.lanes.batch.packed import PackedBatch, PackedDocument
+from penstock_workers.lanes.batch.packing.packed import PackedBatch, PackedDocument
 from penstock_workers.lanes.batch.provider import BatchAnswer
 from penstock_workers.lanes.batch.records import BatchAttempt
 
@@ -39,6 +39,7 @@ _WITHOUT_STATUS: Final = {
     "batch_cancelled": "batch_cancelled",
     "request_timeout": "timeout",
 }
+NO_REQUEST: Final = b"{}"  # what hooks see of a request that is lost
 _NO_STATUS: Final = 500  # of an error without a status: the code in its body decides
 
 
@@ -93,6 +94,8 @@ class Judge:
 
     async def _settled(self, attempt: BatchAttempt, said: BatchAnswer | Failure, parting: Parting) -> Settled:
         try:
+            if isinstance(said, Failure) and said.name in PAID:
+                attempt.calls = 1
             happened = said if isinstance(said, Failure) else await self._happened(attempt, said)
             if parting.has_left and isinstance(happened, Failure) and happened.name == "batch_cancelled":
                 happened = without_answer("lane_left")
@@ -122,8 +125,12 @@ class Judge:
         return Retry(outcome.after_s, outcome.error, counted=True, rate_limited=outcome.rate_limited)
 
 
-NOT_ITS_FAULT: Final = frozenset({"batch_refused", "lane_left"})
-"""Failures of a document that was only beside another one, or whose job has left the lane: they cost no try."""
+NOT_ITS_FAULT: Final = frozenset({"batch_refused", "batch_stuck", "lane_left"})
+"""Failures of a document whose batch the provider did not run, or whose job has left the lane: they cost no try."""
+
+
+PAID: Final = frozenset({"answer_too_large"})
+"""Failures of a document that the provider has answered; what the answer cost is not known."""
 
 
 def without_answer(why: str) -> Failure:
@@ -137,6 +144,7 @@ _WORDS: Final = {
     "batch_cancelled": "the batch was cancelled before the provider came to it",
     "batch_lost": "the provider gave no answer to it, and the batch has ended",
     "batch_refused": "the provider refused the batch for other lines of it",
+    "batch_stuck": "its batch never came to an end",
     "lane_left": "its job has gone on to another lane",
 }
 
@@ -147,8 +155,8 @@ def _attempt(batch: ProviderBatch, job: JobView, document: PackedDocument, body:
     headers = {CALLS_HEADER: document.calls, SPENT_HEADER: spent}
     delivery = Delivery(item_tag(key), None, headers, retries=document.attempts, queue=queue_name(job.spec.lane))
     return BatchAttempt(
-        delivery, ItemMessage(key, body, None), key, job=job, given=body, body=body, batch=batch.tag,
-        position=document.position,
+        delivery, ItemMessage(key, body, None), key, job=job, given=body, body=body or NO_REQUEST, batch=batch.tag,
+        position=document.position, beside=batch.requests,
     )  # fmt: skip
 
 

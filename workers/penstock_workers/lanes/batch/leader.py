@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -34,8 +34,9 @@ from penstock_producer.job.lanes import AUTO, packs
 from penstock_ratelimit import full_jitter
 from penstock_workers.errors import WorkerError
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.lanes.batch.journey import Journey, Surroundings
-from penstock_workers.lanes.batch.packing import REQUESTS_MAX, Stopped
+from penstock_workers.lanes.batch.journey import Journey
+from penstock_workers.lanes.batch.led_batch import Surroundings
+from penstock_workers.lanes.batch.packing.packer import REQUESTS_MAX, Stopped
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.standing import Standing
 from penstock_workers.settings import WorkerSettings
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0  # at the jobs, their feeds and their batches
 FAULT_CAP_S: Final = 10.0
 REMAINDERS_WAIT_S: Final = 20.0  # for more of them, where other batches are under way
+SWEEP_EACH_S: Final = 3_600.0  # of the folder of packed files: what batches that are over have left there
 STUCK_S: Final = 600.0  # of one round: packing takes minutes at most
 
 Providers = Callable[[str], BatchProvider]  # by name; raises WorkerError
@@ -57,7 +59,7 @@ class _Round:
     live: Sequence[LiveJob]  # of this lane
     left: Mapping[str, float]  # when jobs left it last
     every: Sequence[Job]  # of all lanes: batches of some that have left are still here
-    waiting: Mapping[tuple[str, int], Waiting]
+    waiting: Mapping[tuple[str, int], Sequence[Waiting]]
 
 
 class Leader:
@@ -75,6 +77,8 @@ class Leader:
         self._journeys: dict[str, tuple[Journey, asyncio.Task[None]]] = {}
         self._stop = asyncio.Event()
         self._turned_at = time.monotonic()
+        self._swept_at = time.monotonic()  # the engine does it at its start
+        self._left_to_others = set[str]()  # jobs of providers that this worker has no settings of
         self.packed = 0  # batches, since the start
 
     async def run(self) -> None:
@@ -134,7 +138,11 @@ class Leader:
         found = await asyncio.to_thread(self._look)
         self._around.jobs.note(found.every, found.left)
         await self._take_batches()
+        await self._sweep_now_and_then()
+        self._left_to_others &= {job.job_id for job, _ in found.live}
         for job, feeds in found.live:
+            if not self._has_provider_of(job):
+                continue
             if job.state is JobState.RUNNING:
                 await self._pack_job(job, feeds, found)
             else:
@@ -146,9 +154,31 @@ class Leader:
         moves = {job.job_id: self._moves.of(job.job_id) for job, _ in every if job.moves}
         live = [one for one in every if packs(one.job.lane) and _has_arrived(one.job, moves.get(one.job.job_id))]
         running = [job.job_id for job, _ in live if job.state is JobState.RUNNING]
-        waiting = {(one.job_id, one.generation): one for one in self._remainders.waiting(running)}
+        waiting = defaultdict[tuple[str, int], list[Waiting]](list)
+        for one in self._remainders.waiting(running):
+            waiting[one.job_id, one.generation].append(one)
         left = {job_id: at for job_id, some in moves.items() if (at := _left_at(some)) is not None}
         return _Round(live, left, [job for job, _ in every], waiting)
+
+    def _has_provider_of(self, job: Job) -> bool:
+        """Another worker may have its settings and its key: the job is left to that one."""
+        provider = self._around.jobs.spec(job).provider
+        if provider in self._settings.providers:
+            return True
+        if job.job_id not in self._left_to_others:
+            self._left_to_others.add(job.job_id)
+            log.warning(
+                "job %s is for provider %s, which this worker has no settings of; it is left to workers that have them "
+                "([providers.%s] in penstock.toml)", job.job_id, provider, provider,
+            )  # fmt: skip
+        return False
+
+    async def _sweep_now_and_then(self) -> None:
+        if time.monotonic() - self._swept_at < SWEEP_EACH_S:
+            return
+        self._swept_at = time.monotonic()
+        folder, store = self._around.folder, self._around.store
+        await asyncio.to_thread(lambda: folder.sweep(store.open_tags()))
 
     async def _take_batches(self) -> None:
         """Those that no worker leads now, and those that this one has packed."""
@@ -158,13 +188,11 @@ class Leader:
             return
         store, owner = self._around.store, self._around.owner
         led = [tag for journey, _ in self._journeys.values() for tag in journey.tags]
-        taken = await asyncio.to_thread(lambda: store.take(owner, self._lease_s, room, besides=led))
+        known = [*self._settings.providers]
+        taken = await asyncio.to_thread(lambda: store.take(owner, self._lease_s, room, providers=known, besides=led))
         for batch in taken:
             await self._around.jobs.look_if_new(batch.job_id)
-            try:
-                self._start(batch, self._providers(batch.provider))
-            except WorkerError as error:
-                await self._around.jobs.stop(batch.job_id, JobState.PAUSED, str(error))
+            self._start(batch, self._providers(batch.provider))
 
     def _start(self, batch: ProviderBatch, provider: BatchProvider) -> None:
         journey = Journey(batch, provider, self._around)
@@ -175,7 +203,7 @@ class Leader:
             try:
                 if not live.feed.exhausted:
                     await self._pack_feed(job, live)
-                if (waiting := found.waiting.get((job.job_id, live.feed.generation))) is not None:
+                for waiting in found.waiting.get((job.job_id, live.feed.generation), ()):
                     await self._pack_remainders(job, live.feed, waiting)
             except FeedLost:
                 continue
@@ -220,9 +248,8 @@ class Leader:
     async def _pack_remainders(self, job: Job, feed: Feed, waiting: Waiting) -> None:
         """Once they fill a batch, have waited for a while, or nothing else is under way that could add to them."""
         spec = self._around.jobs.spec(job)
-        enough = min(
-            spec.batch_max_requests or REQUESTS_MAX, REQUESTS_MAX, self._providers(spec.provider).limits.requests
-        )
+        limits = self._providers(spec.provider).limits
+        enough = min(waiting.most or REQUESTS_MAX, spec.batch_max_requests or REQUESTS_MAX, limits.requests)
         is_due = waiting.documents >= enough or time.time() - waiting.since >= REMAINDERS_WAIT_S
         if not is_due:  # unless nothing can add to them any more
             is_due = feed.exhausted and not await asyncio.to_thread(self._around.store.open_of, job.job_id)
@@ -230,7 +257,7 @@ class Leader:
             return
         async with self._around.packing:
             packer, provider = self._around.packer, self._providers(spec.provider)
-            packed = await asyncio.to_thread(packer.pack_remainders, job, spec, feed, provider)
+            packed = await asyncio.to_thread(packer.pack_remainders, job, spec, feed, provider, waiting.most)
         await self._packed(job, packed)
 
     async def _packed(self, job: Job, packed: int) -> None:

@@ -69,6 +69,7 @@ class UnreadableLine(NamedTuple):
     output: str
     line: int  # from 1
     why: str
+    custom_id: str | None = None  # of an answer that is too long to be read, as far as it can be seen
 
 
 class NewBatch(NamedTuple):

@@ -34,6 +34,7 @@ class BatchAttempt(Attempt, kw_only=True, eq=False):
 
     batch: str  # its tag
     position: str  # of the document in its source
+    beside: int  # documents of that batch, this one among them
 
 
 class BatchRecords:
@@ -119,4 +120,5 @@ def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
     used = attempt.spent_in_all[:3]
     attempts = attempt.number if is_counted else attempt.retries
     reason = reason_of(outcome) if isinstance(outcome, Retry) else outcome.why.partition(":")[0]
-    return Remainder(attempt.key, attempt.position, attempts, attempt.calls_in_all, *used, reason)
+    most = max(1, (attempt.beside + 1) // 2) if reason == "batch_refused" else None
+    return Remainder(attempt.key, attempt.position, attempts, attempt.calls_in_all, *used, reason, most)

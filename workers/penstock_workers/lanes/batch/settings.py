@@ -20,6 +20,8 @@ class BatchSettings(LaneSettings):
     led_max: Annotated[int, Field(ge=1, le=10_000)] = 500  # batches that one worker watches
     # After a create without an answer: for so long the provider's list is not believed when it does not have the batch.
     unclear_s: Annotated[float, Field(ge=0, le=3_600)] = 30.0
+    # A batch that has not ended so long after its creation counts as stuck: providers give themselves 24 hours.
+    stuck_after_s: Annotated[float, Field(ge=3_600, le=30 * 86_400)] = 48 * 3_600.0
     poll_first_s: Annotated[float, Field(gt=0, le=3_600)] = 5.0  # after a batch was created; jobs may say batch_poll_s
     poll_cap_s: Annotated[float, Field(gt=0, le=3_600)] = 120.0  # that pause grows up to this
 

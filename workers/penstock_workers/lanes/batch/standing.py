@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from enum import Enum
 
 from penstock_ledger import Job, JobNotFound, JobState, JobStore, RedisLedger
@@ -30,12 +31,14 @@ class Jobs:
     def __init__(self, jobs: JobStore, hot: RedisLedger) -> None:
         self._jobs, self._hot = jobs, hot
         self._live: dict[str, Job] = {}
+        self._turns: dict[str, asyncio.Event] = {}
         self._specs: dict[str, tuple[str, JobSpec]] = {}
         self._left: Mapping[str, float] = {}
 
     def note(self, live: Collection[Job], left: Mapping[str, float] | None = None) -> None:
         """``live``: all jobs that are not over; ``left``: when those that have ever left the lane did so last."""
-        self._live, self._left = {job.job_id: job for job in live}, left or {}
+        self._left = left or {}
+        self._know({job.job_id: job for job in live})
         self._specs = {job_id: spec for job_id, spec in self._specs.items() if job_id in self._live}
 
     def spec(self, job: Job) -> JobSpec:
@@ -54,14 +57,25 @@ class Jobs:
             return Standing.LEAVES
         return Standing.WAITS if job.state is JobState.PAUSED else Standing.RUNS
 
+    def turn(self, job_id: str) -> asyncio.Event:
+        """Set as soon as its standing is another one than now."""
+        return self._turns.setdefault(job_id, asyncio.Event())
+
+    def _know(self, live: dict[str, Job]) -> None:
+        before = {job_id: self.standing(job_id) for job_id in self._turns}
+        self._live = live
+        for job_id, was in before.items():
+            if self.standing(job_id) is not was:
+                self._turns.pop(job_id).set()
+            elif job_id not in live:
+                del self._turns[job_id]  # it is over, and stays so
+
     async def look_again(self, job_id: str) -> Standing:
         """The same, read anew."""
         job: Job | None = None
         with contextlib.suppress(JobNotFound):
             job = await asyncio.to_thread(self._jobs.get, job_id)
-        self._live = {name: one for name, one in self._live.items() if name != job_id}
-        if job is not None and not job.state.final:
-            self._live[job_id] = job
+        self._know(self._besides(job_id) | ({job_id: job} if job is not None and not job.state.final else {}))
         return self.standing(job_id)
 
     async def look_if_new(self, job_id: str) -> None:
@@ -91,4 +105,9 @@ class Jobs:
         )
         if moved:
             await asyncio.to_thread(self._hot.set_job_state, job_id, to)
-            self._live = {name: job for name, job in self._live.items() if name != job_id or to is not JobState.FAILED}
+            job = self._live.get(job_id)
+            goes_on = {} if job is None or to.final else {job_id: replace(job, state=to)}
+            self._know(self._besides(job_id) | goes_on)
+
+    def _besides(self, job_id: str) -> dict[str, Job]:
+        return {name: job for name, job in self._live.items() if name != job_id}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from penstock_workers.lanes.batch.apis.anthropic_lines import MARK_CHARS, PREFIX, read_line, write_line
+from penstock_workers.lanes.batch.apis.anthropic_lines import MARK_CHARS, PREFIX, parted, read_line, write_line
 from penstock_workers.lanes.batch.apis.http import BatchHttp
 from penstock_workers.lanes.batch.apis.listing import Listing, pages
 from penstock_workers.lanes.batch.apis.output_lines import Output, output_lines
@@ -103,7 +103,8 @@ class AnthropicBatches:
             async with contextlib.aclosing(output_lines(self._http, self._output(batch_id))) as lines:
                 async for line in lines:
                     if isinstance(line, UnreadableLine):
-                        yield line
+                        named = line.custom_id
+                        yield line if named is None else line._replace(custom_id=parted(named)[1])
                         continue
                     read = read_line(batch_id, line)
                     yield read if isinstance(read, UnreadableLine) else read.answer

@@ -69,9 +69,7 @@ def read_line(output: str, line: Line) -> Read | UnreadableLine:
         found = _lines.decode(line.text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return UnreadableLine(output, line.number, f"no result of a batch: {said(str(error))}")
-    mark, hyphen, custom_id = found.custom_id.partition("-")
-    if not hyphen or len(mark) != MARK_CHARS:
-        mark, custom_id = "", found.custom_id
+    mark, custom_id = parted(found.custom_id)
     if identifier(custom_id) is None:
         return UnreadableLine(output, line.number, "its custom_id is empty or no usable name")
     try:
@@ -83,6 +81,12 @@ def read_line(output: str, line: Line) -> Read | UnreadableLine:
             output, line.number, f"a result of the type {said(found.result.type)!r}, or without its content"
         )
     return Read(mark, answer)
+
+
+def parted(marked: str) -> tuple[str, str]:
+    """The mark of its batch, and the custom id behind it."""
+    mark, hyphen, custom_id = marked.partition("-")
+    return (mark, custom_id) if hyphen and len(mark) == MARK_CHARS else ("", marked)
 
 
 def _answer(custom_id: str, result: _Result) -> BatchAnswer | None:

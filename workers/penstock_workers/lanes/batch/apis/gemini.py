@@ -113,7 +113,7 @@ class GeminiBatches:
     async def answers(self, seen: BatchSeen) -> AsyncGenerator[BatchAnswer | UnreadableLine, None]:
         for name in seen.outputs:
             path = f"/download{VERSION}/{name}:download"
-            output = Output(name, path, self.limits.requests, {"alt": "media"})
+            output = Output(name, path, self.limits.requests, {"alt": "media"}, id_field="key")
             async with contextlib.aclosing(output_lines(self._http, output)) as lines:
                 async for line in lines:
                     yield line if isinstance(line, UnreadableLine) else read_line(name, line)

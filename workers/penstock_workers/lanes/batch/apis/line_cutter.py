@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+ENDS_BYTES: Final = 4_096  # that are kept of each end of a line which is passed over: they name what it answers
 
 
 class TooLong(NamedTuple):
     """A line that was passed over."""
 
     size: int  # bytes that it has at least
+    head: bytes = b""
+    tail: bytes = b""
 
 
 class EndlessLine(Exception):
@@ -36,6 +40,7 @@ class LineCutter:
         """What came behind the last whole line will come again."""
         self._parts: list[bytes] = []
         self._size = 0
+        self._head, self._tail = b"", b""  # of a line that is too long
         self._line_digest = self._digest.copy()
 
     def is_same(self, beginning: bytes) -> bool:
@@ -62,6 +67,9 @@ class LineCutter:
         if self._size <= self._line_bytes:
             self._parts.append(piece)
             return
+        for part in (*self._parts, piece):
+            self._head += part[: ENDS_BYTES - len(self._head)]
+        self._tail = (self._tail + b"".join(self._parts[-1:]) + piece)[-ENDS_BYTES:]
         self._skippable -= len(piece) + sum(map(len, self._parts))
         self._parts = []
         if self._skippable < 0:
@@ -69,7 +77,8 @@ class LineCutter:
 
     def _line(self, last: bytes) -> bytes | TooLong:
         self._take(last)
-        whole = b"".join(self._parts) if self._size <= self._line_bytes else TooLong(self._size)
+        is_whole = self._size <= self._line_bytes
+        whole = b"".join(self._parts) if is_whole else TooLong(self._size, self._head, self._tail)
         self.offset += self._size
         self.lines += 1
         self._digest = self._line_digest

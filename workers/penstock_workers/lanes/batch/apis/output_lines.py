@@ -34,6 +34,7 @@ class Output(NamedTuple):
     most_lines: int
     query: Mapping[str, str] = {}
     ranges: bool = True  # its bytes never change, so that it may go on in their middle
+    id_field: str = "custom_id"  # of its lines
 
 
 class Line(NamedTuple):
@@ -82,8 +83,20 @@ def _is_blank(line: bytes | TooLong) -> bool:
 def _shown(output: Output, cutter: LineCutter, line: bytes | TooLong) -> Line | UnreadableLine:
     if isinstance(line, TooLong):
         why = f"it has {line.size} bytes, and at most {LINE_BYTES} are read"
-        return UnreadableLine(output.name, cutter.lines, why)
+        return UnreadableLine(output.name, cutter.lines, why, _id_of(line, output.id_field))
     return Line(cutter.lines, line)
+
+
+_SCALAR: Final = r"""(?:"(?:[^"\\]|\\.)*"|null|true|false|-?[0-9.]+)"""
+
+
+def _id_of(line: TooLong, field: str) -> str | None:
+    """The id in a line that is not read as a whole, where only short fields stand between it and one end of the line: then it
+    is the line's own, and no part of an answer."""
+    named, other = rf'"{field}"\s*:\s*"([A-Za-z0-9_-]{{1,128}})"', rf'"\w+"\s*:\s*{_SCALAR}\s*'
+    head = re.match(rf"\s*\{{\s*(?:{other},\s*)*{named}".encode(), line.head)
+    found = head or re.search(rf"{named}\s*(?:,\s*{other})*\}}\s*$".encode(), line.tail)
+    return None if found is None else found[1].decode()
 
 
 async def _parts(http: BatchHttp, output: Output, cutter: LineCutter) -> AsyncGenerator[bytes, None]:

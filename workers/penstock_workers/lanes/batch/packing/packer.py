@@ -7,6 +7,7 @@ dies before that, the next leader packs the same window again; nothing was sent 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -23,16 +24,24 @@ from penstock_ledger import (
     Remainder,
     RemainderStore,
 )
-from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job
-from penstock_producer.errors import RowChanged
+from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState
+from penstock_producer.errors import RowChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import changed_since, lost_of, refused
 from penstock_producer.rows import BadRow, Document, Source
 from penstock_producer.sources.of_feed import source_of
-from penstock_workers.lanes.batch.packed import PackedBatch, PackedFolder
+from penstock_workers.lanes.batch.packing.packed import (
+    PackedBatch,
+    PackedDocument,
+    PackedFolder,
+    PackedWriter,
+    kept_documents,
+)
+from penstock_workers.lanes.batch.packing.window import Terms, Window, line_of
 from penstock_workers.lanes.batch.provider import BadLine, BatchProvider
-from penstock_workers.lanes.batch.window import Terms, Window, line_of
 from penstock_workers.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
 
 ROWS_READ: Final = 500  # looked up in the ledger together
 BYTES_READ: Final = 16 * 1024 * 1024  # of their requests
@@ -74,16 +83,23 @@ class Packer:
             self._batches.settle("", [], window.letters, [])
         if packed or exhausted or cursor != feed.cursor:
             with self._removed_on_error(packed):
-                self._batches.add_of_feed(feed, self._owner, self._lease_s, packed, cursor=cursor, exhausted=exhausted)
+                self._batches.add_of_feed(
+                    feed, self._owner, self._lease_s, packed, cursor=cursor, exhausted=exhausted, ids=window.kept
+                )
         return replace(feed, cursor=cursor, exhausted=exhausted), len(packed)
 
-    def pack_remainders(self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider) -> int:
-        """Pack documents that earlier batches left. Raises as ``pack_feed`` does, but for FeedLost."""
+    def pack_remainders(
+        self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None = None
+    ) -> int:
+        """Pack documents that earlier batches left, ``most`` of them at most. Raises as ``pack_feed`` does, but for FeedLost."""
         source = source_of(self._database, job, feed, self._settings, spec)
-        window = Window(self._folder, provider, self._terms(spec, feed))
+        terms = self._terms(spec, feed)
+        window = Window(
+            self._folder, provider, replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max))
+        )
         changed = list[DeadLetter]()
         try:
-            for one in self._unfinished(self._remainders.unclaimed(job.job_id, feed.generation)):
+            for one in self._unfinished(self._remainders.alike(job.job_id, feed.generation, most)):
                 document = _fetch(source, one, changed)
                 if document is not None and not window.add(one.key.doc_id, document.body, one):
                     break
@@ -93,30 +109,67 @@ class Packer:
             raise
         if changed or window.letters:
             self._batches.settle("", [], [*changed, *window.letters], [])
-        if packed and not self._batches.add_of_remainders(self._owner, self._lease_s, packed):
+        if packed and not self._batches.add_of_remainders(self._owner, self._lease_s, packed, window.kept):
             for batch, _ in packed:
                 self._folder.batch(batch.tag).remove()
             return 0
         return len(packed)
 
     def files(self, job: Job, spec: JobSpec, batch: ProviderBatch, provider: BatchProvider) -> PackedBatch:
-        """The files of a batch, packed again from its documents where they are gone from this disk."""
+        """The files of a batch, made again where they are gone from this disk. Raises as ``pack_feed`` does, but for FeedLost."""
         packed = self._folder.batch(batch.tag)
         if packed.is_there:
             return packed
         feed = next(feed for feed in self._jobs.feeds(job.job_id) if feed.generation == batch.generation)
-        terms, writer = self._terms(spec, feed), self._folder.writer(batch.tag)
+        kept = None if batch.remote_id is None else self._batches.kept_ids(batch.tag)
+        writer = self._folder.writer(batch.tag)
         try:
-            for document, before in self._documents_of(job, spec, feed, batch, terms):
-                with contextlib.suppress(BadLine):  # it has its dead letter
-                    packed_document, line = line_of(provider, terms, document.doc_id, document.body, before)
-                    if not writer.has(packed_document.custom_id):
-                        writer.add(packed_document, line, document.body)
+            if kept is None:
+                self._pack_again(writer, job, spec, feed, batch, provider)
+            else:
+                self._restore(writer, job, spec, feed, batch, list(kept_documents(kept, provider.limits.id_chars)))
             writer.close()
         except BaseException:
             writer.discard()
             raise
         return packed
+
+    def _pack_again(
+        self, writer: PackedWriter, job: Job, spec: JobSpec, feed: Feed, batch: ProviderBatch, provider: BatchProvider
+    ) -> None:
+        terms = self._terms(spec, feed)
+        for document, before in self._documents_of(job, spec, feed, batch, terms):
+            with contextlib.suppress(BadLine):  # it has its dead letter
+                packed_document, line = line_of(provider, terms, document.doc_id, document.body, before)
+                if not writer.has(packed_document.custom_id):
+                    writer.add(packed_document, line, document.body)
+
+    def _restore(
+        self,
+        writer: PackedWriter,
+        job: Job,
+        spec: JobSpec,
+        feed: Feed,
+        batch: ProviderBatch,
+        documents: Sequence[PackedDocument],
+    ) -> None:
+        """Its documents as the journal has them, so that no answer is lost; requests as far as the source still has them."""
+        places, wanted = dict[str, tuple[int, int]](), {document.doc_id for document in documents}
+        try:
+            for document, _ in self._documents_of(job, spec, feed, batch, self._terms(spec, feed)):
+                if document.doc_id in wanted and document.doc_id not in places:
+                    places[document.doc_id] = writer.add_body(document.body)
+        except SourceError as error:
+            if isinstance(error, SourceUnavailable) and job.state in (JobState.RUNNING, JobState.PAUSED):
+                raise  # it may be back soon
+            log.warning(
+                "provider batch %s of job %s: its packed files are gone, and %d requests of %d cannot be read again (%s); its "
+                "answers are stored all the same, and dead letters among them have no request", batch.tag, batch.job_id,
+                len(documents) - len(places), len(documents), error,
+            )  # fmt: skip
+        for one in documents:
+            offset, size = places.get(one.doc_id, (0, 0))
+            writer.add_name(one._replace(offset=offset, size=size))
 
     def _terms(self, spec: JobSpec, feed: Feed) -> Terms:
         provider = self._settings.provider(spec.provider)

@@ -19,10 +19,13 @@ from penstock_producer.accepting.estimates import DEFAULT_OUTPUT_TOKENS, output_
 from penstock_producer.feed.routes import model_of
 from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
 from penstock_ratelimit import Estimator
-from penstock_workers.lanes.batch.custom_ids import custom_id
-from penstock_workers.lanes.batch.packed import PackedDocument, PackedFolder, PackedWriter
+from penstock_workers.lanes.batch.packing.custom_ids import custom_id
+from penstock_workers.lanes.batch.packing.packed import PackedDocument, PackedFolder, PackedWriter
 from penstock_workers.lanes.batch.provider import BadLine, BatchProvider, LineTooLong
 
+SAME_ID: Final = (
+    "another document of its batch has the same custom_id {}, which is made of their ids; give one of them another id"
+)
 MODELS_MAX: Final = 32  # packed side by side: each has three files open
 
 
@@ -54,7 +57,7 @@ def line_of(
     if len(line) > most:
         raise LineTooLong(f"its line has {len(line)} bytes; one of a batch at {terms.provider} has at most {most}")
     used = (before.attempts, before.calls, before.prompt_tokens, before.completion_tokens, before.cost_microusd)
-    return PackedDocument(name, doc_id, before.position, *used, 0, 0), line
+    return PackedDocument(name, doc_id, before.position, *used), line
 
 
 @dataclass(slots=True)
@@ -74,6 +77,7 @@ class Window:
         self._estimator = Estimator()
         self._open: dict[str | None, _Open] = {}
         self.letters: list[DeadLetter] = []  # of documents that can be no line of a batch
+        self.kept: dict[str, bytes] = {}  # the documents of each batch for SQL, by tag, once it is closed
 
     def add(self, doc_id: str, body: bytes, before: Remainder) -> bool:
         """False, and the document is not in: the window has come to its end. ``before``: what it used up until now."""
@@ -92,7 +96,9 @@ class Window:
             tag = uuid4().hex
             packing = self._open[model] = _Open(tag, self._folder.writer(tag))
         elif packing.writer.has(document.custom_id):
-            return True  # the same document: an id that is no digest is the document's own
+            if before.key not in packing.keys:  # else the source shows the same document twice
+                self.letters.append(_letter(before, "bad_request", SAME_ID.format(document.custom_id), body))
+            return True
         elif self._is_full(packing, len(line), tokens):
             return False
         packing.writer.add(document, line, body)
@@ -108,6 +114,8 @@ class Window:
         terms, packed = self._terms, []
         for model, packing in self._open.items():
             packing.writer.close()
+            if (kept := packing.writer.kept()) is not None:
+                self.kept[packing.tag] = kept
             batch = NewProviderBatch(
                 packing.tag, terms.job_id, terms.generation, terms.provider, terms.kind, model, terms.endpoint,
                 cursor_before, cursor_behind, packing.writer.requests, packing.writer.size, packing.tokens,

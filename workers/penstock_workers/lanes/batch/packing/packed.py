@@ -1,7 +1,8 @@
 """The files of packed batches: the provider's input, the request bodies, and which document each id means.
 
-They are a cache: what they hold is made again from the source where a disk is gone, see ``packing.py``. A folder has its
-name only once all of it is on the disk.
+They are a cache: what they hold is made again where a disk is gone, see ``packer.py``. Which documents a batch has is kept in
+SQL besides, so that answers that were paid for find them whatever became of the source. A folder has its name only once all
+of it is on the disk.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import re
 import shutil
 import time
+import zlib
 from collections.abc import Collection, Container, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,10 +20,17 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from penstock_workers.lanes.batch.packing.custom_ids import custom_id
+
 INPUT: Final = "input.jsonl"
 BODIES: Final = "bodies"
 IDS: Final = "ids.jsonl"
 LEFT_S: Final = 3_600.0  # files that belong to no batch are removed after this
+KEPT_BYTES_MAX: Final = (
+    8 * 1024 * 1024
+)  # of the ids of one batch in SQL, compressed; a batch with more keeps none there
+_TOGETHER: Final = 500  # ids that are compressed in one call
+_FAST: Final = 1  # of zlib's levels: ids that follow one another are a tenth of their size all the same
 _UNDONE: Final = ".part"
 _OURS: Final = re.compile(r"[0-9a-f]{32}(-\d+\.part)?")
 
@@ -37,8 +46,21 @@ class PackedDocument(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cost_microusd: int
-    offset: int  # of its request in the file of bodies
-    size: int
+    offset: int = 0  # of its request in the file of bodies
+    size: int = 0  # 0: the request is lost
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """By earlier batches."""
+        return self.attempts, self.calls, self.prompt_tokens, self.completion_tokens, self.cost_microusd
+
+
+def kept_documents(kept: bytes, id_chars: int) -> Iterator[PackedDocument]:
+    """Those of a batch, in the order of its lines, from what a ``PackedWriter`` kept of them. ``id_chars``: the longest
+    custom_id of its provider."""
+    for line in zlib.decompress(kept).splitlines():
+        doc_id, position, *used = orjson.loads(line)
+        yield PackedDocument(custom_id(doc_id, id_chars), doc_id, position, *(used or (0, 0, 0, 0, 0)))
 
 
 class PackedBatch:
@@ -66,7 +88,7 @@ class PackedBatch:
         return {document.custom_id: document for document in self.documents()}
 
     def bodies(self, documents: Collection[PackedDocument]) -> list[bytes]:
-        """The requests of these documents, in their order."""
+        """The requests of these documents, in their order; empty where one is lost."""
         found = []
         with (self._folder / BODIES).open("rb") as file:
             for document in documents:
@@ -120,6 +142,9 @@ class PackedWriter:
             self._files.enter_context((undone / name).open("wb")) for name in (INPUT, BODIES, IDS)
         )
         self._names = set[str]()
+        self._compress = zlib.compressobj(_FAST)
+        self._told = list[bytes]()  # ids that are not compressed yet
+        self._kept, self._kept_bytes = list[bytes](), 0
         self.requests = self.size = self._offset = 0
 
     def has(self, custom_id: str) -> bool:
@@ -127,12 +152,40 @@ class PackedWriter:
 
     def add(self, document: PackedDocument, line: bytes, body: bytes) -> None:
         """``document`` without its place in the file of bodies."""
-        placed = document._replace(offset=self._offset, size=len(body))
         self._input.write(line)
+        offset, size = self.add_body(body)
+        self.add_name(document._replace(offset=offset, size=size))
+        used = document.used
+        self._told.append(orjson.dumps((document.doc_id, document.position, *(used if any(used) else ()))))
+        if len(self._told) >= _TOGETHER:
+            self._keep()
+        self.size += len(line)
+
+    def add_body(self, body: bytes) -> tuple[int, int]:
+        """A request without a line of the input; returns its place and its size."""
+        place = self._offset
         self._bodies.write(body)
-        self._ids.write(orjson.dumps([*placed]) + b"\n")
+        self._offset += len(body)
+        return place, len(body)
+
+    def add_name(self, document: PackedDocument) -> None:
+        """A document without a line of the input."""
+        self._ids.write(orjson.dumps([*document]) + b"\n")
         self._names.add(document.custom_id)
-        self.requests, self.size, self._offset = self.requests + 1, self.size + len(line), self._offset + len(body)
+        self.requests += 1
+
+    def kept(self) -> bytes | None:
+        """Its documents, for SQL; None where they are too much for that. Once, when all were added."""
+        self._keep(ends=True)
+        return b"".join(self._kept) if self._kept_bytes <= KEPT_BYTES_MAX else None
+
+    def _keep(self, *, ends: bool = False) -> None:
+        lines, self._told = b"".join(line + b"\n" for line in self._told), []
+        if self._kept_bytes > KEPT_BYTES_MAX:
+            return
+        piece = self._compress.compress(lines) + (self._compress.flush() if ends else b"")
+        self._kept_bytes += len(piece)
+        self._kept.append(piece)
 
     def close(self) -> None:
         """On the disk, all of it, when this returns."""

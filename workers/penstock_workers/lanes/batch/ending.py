@@ -1,0 +1,154 @@
+"""A provider batch that has ended: its answers are read, and what has none goes on to another batch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+from uuid import uuid4
+
+from penstock_ledger import BatchLost, JobState
+from penstock_workers.item.attempt import JobView
+from penstock_workers.lanes.batch.judging import Parting
+from penstock_workers.lanes.batch.led_batch import LedBatch
+from penstock_workers.lanes.batch.packing.packed import PackedBatch
+from penstock_workers.lanes.batch.provider import TOKEN_CAP_CODES, BatchGone, BatchSeen, TryLater
+from penstock_workers.lanes.batch.standing import Standing
+
+log = logging.getLogger(__name__)
+
+FULL_TRIES: Final = 7  # after 25 minutes of waits for room a batch that is alone at its provider is too large
+REFUSED: Final = "batch_refused"
+REFUSED_MAX: Final = (
+    8  # batches of a job in a row, for no line of theirs: then it is nothing that smaller ones could find
+)
+OUTPUTS_WITHIN_S: Final = 600.0  # of its end a batch names the outputs that it has counted answers for
+
+
+class Ending:
+    """The steps of a batch that its provider has finished with."""
+
+    def __init__(self, led: LedBatch) -> None:
+        self._led = led
+        self._is_all_answered = False  # as far as this process has seen
+        self._times_full = 0  # in a row that the provider failed it because the account had no room for its tokens
+
+    async def collect(self) -> None:
+        async with self._led.around.collecting:
+            full = await self._read()
+        if full is not None:  # it waits without keeping others from being read
+            await self._again(full)
+
+    async def conclude(self) -> None:
+        """What has no answer goes on, and nothing of the batch is left lying about."""
+        led, batch = self._led, self._led.batch
+        if await self._has_unanswered():
+            view, packed = await led.view(), await led.files()
+            if view is not None:
+                await led.around.collector.unanswered(batch, view, packed, batch.why or "batch_lost")
+        await led.delete()
+        led.hit("batch_before_settled")
+        await led.settled(batch.why if batch.why not in (None, "batch_lost") else None)
+
+    async def _has_unanswered(self) -> bool:
+        """Whether documents of it may have to go on. A job that ends writes off all that has no outcome."""
+        led = self._led
+        return led.standing is not Standing.ENDS and not self._is_all_answered and not await led.is_handed_over()
+
+    async def _read(self) -> BatchSeen | None:
+        """Give its documents what they came to; the batch itself where the account had no room for it."""
+        led = self._led
+        try:
+            seen = await led.provider.look(led.remote_id)
+        except BatchGone as error:
+            await led.collected(f"batch_lost: {error}")
+            return None
+        if not self._is_whole(seen):
+            raise TryLater(None, f"the provider shows it as {seen.status} and without all that it has answered")
+        if any(problem.code in TOKEN_CAP_CODES for problem in seen.problems):
+            return seen
+        view, packed = await led.view(), await led.files()
+        if view is None:
+            await led.collected("batch_cancelled")
+            return None
+        if seen.problems:
+            await self._refused(view, packed, seen)
+            return None
+        parting = Parting(led.standing is Standing.LEAVES, await led.is_handed_over())
+        try:
+            collected = await led.around.collector.answers(led.batch, view, packed, led.provider, seen, parting)
+        except BatchGone as error:  # what was read of its outputs until then is settled
+            await led.collected(f"batch_lost: {error}")
+            return None
+        if collected.odd:
+            kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
+            log.warning("provider batch %s: lines of its outputs that are no answers: %s", led.batch.tag, kinds)
+        self._is_all_answered = not collected.left
+        await led.collected("lane_left" if parting.has_left and seen.cancelled else _why(seen))
+        return None
+
+    def _is_whole(self, seen: BatchSeen) -> bool:
+        """Whether its answers can be read: what seems to have none would be asked for, and paid for, again."""
+        if seen.ended and (seen.outputs or seen.counts is None or not seen.counts.succeeded):
+            return True
+        since_s = time.time() - (self._led.batch.ended_at or 0.0)
+        return since_s > (OUTPUTS_WITHIN_S if seen.ended else self._led.around.settings.batch.stuck_after_s)
+
+    async def _refused(self, view: JobView, packed: PackedBatch, seen: BatchSeen) -> None:
+        """Its validation refused all of it for some lines. Those are dead letters, and the others go into batches of half its
+        size: a provider that names one bad line at a time, or none, costs no more rounds than a batch can be halved."""
+        led, batch = self._led, self._led.batch
+        at_fault = await led.around.collector.refused(batch, view, packed, seen.problems)
+        first = seen.problems[0]
+        words = f"{first.code}: {first.message}"
+        log.warning(
+            "provider batch %s of job %s was refused by its provider (%s); it names %d of its %d lines", batch.tag, batch.job_id,
+            words, at_fault, batch.requests,
+        )  # fmt: skip
+        await led.collected(f"{REFUSED}: {words}")
+        refused_in_a_row = led.around.store.refused_in_a_row
+        if not at_fault and await led.in_thread(refused_in_a_row, batch.job_id, REFUSED_MAX, REFUSED):
+            reason = (
+                f"{REFUSED}: the provider {batch.provider} has refused {REFUSED_MAX} batches of this job in a row and named no "
+                f"line ({words}); correct what it says and resume the job, which tries smaller batches"
+            )
+            await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
+
+    async def _again(self, seen: BatchSeen) -> None:
+        """The account had no room for its tokens: the same documents wait as another batch, since this one has failed."""
+        led = self._led
+        tag, why = uuid4().hex, f"{seen.problems[0].code}: {seen.problems[0].message}"
+        if self._times_full >= FULL_TRIES and not await led.in_thread(led.around.store.tokens_beside, led.batch):
+            await self._give_up_size(why)
+            return
+        await led.delete(unasked=True)  # each try uploads a file, and no batch was made of this one
+        led.tags.add(tag)
+        fresh = await led.in_thread(led.around.store.replace, led.batch, led.around.owner, tag, why)
+        if fresh is None:
+            raise BatchLost(led.batch.tag)
+        await led.unreserve()
+        await led.in_thread(led.around.folder.rename, led.batch.tag, tag)
+        led.batch, led.tags = fresh, {tag}
+        await led.write(why=why)
+        self._times_full += 1
+        await led.wait_for_room_again(self._times_full - 1)
+
+    async def _give_up_size(self, why: str) -> None:
+        """It does not fit where it is alone, so it never will: a person says how much does, and its documents go into smaller
+        batches then."""
+        led, batch = self._led, self._led.batch
+        words = (
+            f"provider batch {batch.tag} of {batch.requests} requests has more tokens than the account takes even alone "
+            f"({why}); set providers.{batch.provider}.batch_enqueued_tokens to what the account may have, start the worker "
+            "again, and resume the job"
+        )
+        await led.around.jobs.stop(batch.job_id, JobState.PAUSED, words)
+        await led.delete(unasked=True)
+        await led.collected(f"{REFUSED}: {why}")
+
+
+def _why(seen: BatchSeen) -> str:
+    """Why documents of it may be without an answer: the name of a failure."""
+    if seen.expired:
+        return "batch_expired"
+    return "batch_cancelled" if seen.cancelled else "batch_lost"

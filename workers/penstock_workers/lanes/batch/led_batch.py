@@ -1,0 +1,195 @@
+"""A provider batch as this worker leads it: its row, its files, and what several of its steps do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from penstock_ledger import BatchLost, BatchState, ProviderBatch, ProviderBatchStore
+from penstock_workers.failpoints import Failpoints
+from penstock_workers.item.attempt import JobView
+from penstock_workers.item.run.reading.jobs import JobBook
+from penstock_workers.lanes.batch.collect import Collector
+from penstock_workers.lanes.batch.packing.packed import PackedBatch, PackedFolder
+from penstock_workers.lanes.batch.packing.packer import Packer
+from penstock_workers.lanes.batch.provider import (
+    AccountStopped,
+    BatchGone,
+    BatchProvider,
+    BatchRefused,
+    BatchSeen,
+    TryLater,
+    Unclear,
+)
+from penstock_workers.lanes.batch.reservations import Reservations
+from penstock_workers.lanes.batch.standing import Jobs, Standing
+from penstock_workers.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+LOOK_AT_JOB_S: Final = 1.0  # while a batch waits for its job to be resumed
+CAP_WAIT_S: Final = 15.0  # for room among the tokens of the account, where no other batch of this worker ends sooner
+CAP_DOUBLINGS_MAX: Final = 5  # of that wait, where the provider fails a batch for want of room again and again
+DELETE_TRIES: Final = 5  # of files at the provider: tidying up must not keep a job from its end
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all journeys of a worker share."""
+
+    settings: WorkerSettings
+    owner: str
+    store: ProviderBatchStore
+    reservations: Reservations  # in the budgets of jobs
+    jobs: Jobs
+    views: JobBook
+    folder: PackedFolder
+    packer: Packer
+    packing: asyncio.Lock  # one file is packed at a time
+    collecting: asyncio.Semaphore
+    uploading: asyncio.Semaphore
+    collector: Collector
+    failpoints: Failpoints
+    changed: asyncio.Event  # set when a batch has ended: others may have room now
+
+
+class LedBatch:
+    """Belongs to the event loop; one journey has it."""
+
+    def __init__(self, batch: ProviderBatch, provider: BatchProvider, around: Surroundings) -> None:
+        self.batch, self.provider, self.around = batch, provider, around
+        self.tags = {batch.tag}  # that are led: two while a batch takes the place of another
+        self.faults = 0  # of its step, in a row
+        self._began_as = self.standing
+        self.closing = asyncio.Event()
+
+    @property
+    def standing(self) -> Standing:
+        return self.around.jobs.standing(self.batch.job_id, self.batch.packed_at)
+
+    def note_standing(self) -> None:
+        """A step begins, or has seen what its job does now: pauses end as soon as that is something else."""
+        self._began_as = self.standing
+
+    @property
+    def remote_id(self) -> str:
+        assert self.batch.remote_id is not None, "a batch that was created has a name at the provider"
+        return self.batch.remote_id
+
+    async def view(self) -> JobView | None:
+        """None for a job that was purged."""
+        job = await self.around.jobs.get(self.batch.job_id)
+        return None if job is None else await self.around.views.get(job.job_id)
+
+    async def files(self) -> PackedBatch:
+        job = await self.around.jobs.get(self.batch.job_id)
+        packed = self.around.folder.batch(self.batch.tag)
+        if job is None or packed.is_there:
+            return packed
+        async with self.around.packing:
+            spec = self.around.jobs.spec(job)
+            return await asyncio.to_thread(self.around.packer.files, job, spec, self.batch, self.provider)
+
+    async def write(self, **values: Any) -> None:
+        """Raises BatchLost."""
+        plain = {name: str(value) if isinstance(value, BatchState) else value for name, value in values.items()}
+        store, owner = self.around.store, self.around.owner
+        if not await asyncio.to_thread(lambda: store.step(self.batch, owner, **plain)):
+            raise BatchLost(self.batch.tag)
+        known = {name: value for name, value in values.items() if name in ProviderBatch.__dataclass_fields__}
+        self.batch = replace(self.batch, **known)
+
+    async def collected(self, why: str) -> None:
+        """Every answer of it is stored. Raises BatchLost."""
+        await self.write(state=BatchState.COLLECTED, collected_at=time.time(), why=why)
+        self.hit("batch_collected")
+
+    async def is_handed_over(self) -> bool:
+        """Whether its documents are in another lane, too, since its job has left this one."""
+        return bool(await self.in_thread(self.around.store.is_handed_over, self.batch.tag))
+
+    async def settled(self, why: str | None) -> None:
+        """Raises BatchLost."""
+        if not await self.in_thread(self.around.store.end, self.batch, self.around.owner, why):
+            raise BatchLost(self.batch.tag)
+        await self.unreserve()
+        self.batch = replace(self.batch, state=BatchState.SETTLED, why=why)
+        await self.in_thread(self.around.folder.batch(self.batch.tag).remove)
+        self.around.changed.set()
+
+    async def unreserve(self) -> None:
+        """Nothing of it is at the provider that its job's budget has to pay for."""
+        job = await self.around.jobs.get(self.batch.job_id)
+        if job is not None and self.around.jobs.spec(job).budget_usd is not None:
+            await self.in_thread(self.around.reservations.end, self.batch)
+
+    async def delete(self, *, unasked: bool = False) -> None:
+        """At the provider, where the job asks for it; what no batch was made of goes ``unasked``."""
+        batch, job = self.batch, await self.around.jobs.get(self.batch.job_id)
+        wanted = unasked or (job is not None and self.around.jobs.spec(job).batch_files == "delete")
+        if not wanted or (batch.file_id is None and batch.remote_id is None):
+            return
+        try:
+            await self._delete_at_provider(batch)
+        except (BatchRefused, AccountStopped, TryLater, Unclear) as error:
+            if isinstance(error, TryLater | Unclear) and self.faults < DELETE_TRIES:
+                raise
+            log.warning(
+                "provider batch %s: its files stay at the provider, which does not delete them: %s", batch.tag, error
+            )
+
+    async def wait_for_room(self, why: str) -> None:
+        if self.batch.why != why:
+            await self.write(why=why)
+        self.around.changed.clear()
+        await self.pause(CAP_WAIT_S, or_when=self.around.changed)
+
+    async def wait_for_room_again(self, times: int) -> None:
+        """The provider found no room for it, for the ``times``-th time after the first one."""
+        self.around.changed.clear()
+        others_may_end = None if times else self.around.changed
+        await self.pause(CAP_WAIT_S * 2.0 ** min(times, CAP_DOUBLINGS_MAX), or_when=others_may_end)
+
+    async def wait_for_job(self) -> None:
+        """Until its job was looked at again."""
+        await self.pause(LOOK_AT_JOB_S)
+
+    async def pause(self, seconds: float, *, or_when: asyncio.Event | None = None) -> None:
+        """Or until its job is paused, goes on or ends: however long a provider wants to be left alone."""
+        if self.standing is not self._began_as:
+            return
+        events = [self.closing, self.around.jobs.turn(self.batch.job_id), *([] if or_when is None else [or_when])]
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.to_thread(call, *arguments)
+
+    def hit(self, place: str) -> None:
+        self.around.failpoints.hit(place)
+
+    async def _delete_at_provider(self, batch: ProviderBatch) -> None:
+        if batch.remote_id is None:
+            seen = BatchSeen("", "", ended=True, counts=None, file_id=batch.file_id)
+        else:
+            try:
+                seen = await self.provider.look(batch.remote_id)
+            except BatchGone:
+                return
+        await self.provider.delete(seen)
+
+
+def counts_of(seen: BatchSeen) -> dict[str, int | None]:
+    """As the journal's columns have them."""
+    counts = seen.counts
+    if counts is None:
+        return {"succeeded": None, "failed": None}
+    return {"succeeded": counts.succeeded, "failed": counts.failed}

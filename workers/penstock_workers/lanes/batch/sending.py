@@ -1,0 +1,166 @@
+"""A provider batch on its way to the provider: its file is uploaded, its tokens and money are reserved, and it is created.
+
+It is created once: a create whose answer was lost is looked for before it is made again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import Final
+
+from penstock_ledger import BatchState, JobState
+from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
+from penstock_workers.lanes.batch.packing.packed import PackedBatch
+from penstock_workers.lanes.batch.provider import (
+    AccountStopped,
+    BatchGone,
+    BatchRefused,
+    BatchSeen,
+    NewBatch,
+    TokenCapReached,
+    TryLater,
+)
+from penstock_workers.lanes.batch.reservations import Room
+from penstock_workers.lanes.batch.standing import Standing
+
+log = logging.getLogger(__name__)
+
+FILE_KEPT_S: Final = (
+    3_600.0  # an upload that is younger is still there: Gemini keeps files for 48 hours, others for weeks
+)
+
+
+class Sending:
+    """The steps of a batch that no provider works on yet."""
+
+    def __init__(self, led: LedBatch) -> None:
+        self._led = led
+
+    async def upload(self) -> None:
+        led = self._led
+        batch, tried_before = led.batch, led.batch.uploading_at is not None
+        if led.standing is not Standing.RUNS:
+            await self._wait_or_give_up()
+            return
+        async with led.around.uploading:
+            packed = await led.files()
+            await led.write(uploading_at=time.time())
+            file_id = await led.provider.find_upload(batch.tag) if tried_before else None
+            led.hit("batch_before_upload")
+            if file_id is None:
+                file_id = await led.provider.upload(self._new(packed))
+            led.hit("batch_after_upload")
+            await led.write(state=BatchState.UPLOADED, file_id=file_id, uploaded_at=time.time(), why=None)
+
+    async def create(self) -> None:
+        led = self._led
+        if led.batch.creating_at is not None and not await self._is_absent(led.batch.creating_at):
+            return
+        if led.standing is not Standing.RUNS:
+            await self._wait_or_give_up()
+            return
+        packed = await led.files()
+        if not await self._reserve():
+            return
+        led.hit("batch_before_create")
+        try:
+            seen = await led.provider.create(self._new(packed))
+        except BatchGone:  # its input file, or the model
+            if not self._file_may_be_gone():
+                await led.write(creating_at=None)
+                raise
+            await self._upload_again()
+            return
+        except (TokenCapReached, TryLater, BatchRefused, AccountStopped):
+            await led.write(creating_at=None)  # nothing is at the provider, for certain
+            await led.unreserve()
+            raise
+        led.hit("batch_after_create")
+        await self._created(seen)
+
+    async def _is_absent(self, creating_at: float) -> bool:
+        """Of a create whose answer was lost, with this process or on the way: where it worked, its batch is adopted."""
+        led, batch = self._led, self._led.batch
+        seen = await led.provider.find(batch.tag, creating_at)
+        if seen is not None:
+            log.info("provider batch %s of job %s was created all the same: %s", batch.tag, batch.job_id, seen.batch_id)
+            await self._created(seen)
+            return False
+        if (left_s := self._unclear_s(creating_at)) > 0:
+            await led.pause(left_s)  # the provider's list may show it late
+            return False
+        await led.write(creating_at=None)
+        return True
+
+    def _file_may_be_gone(self) -> bool:
+        uploaded_at = self._led.batch.uploaded_at
+        return uploaded_at is not None and time.time() - uploaded_at >= FILE_KEPT_S
+
+    async def _upload_again(self) -> None:
+        led = self._led
+        log.info("provider batch %s: its file is gone from the provider; it is uploaded again", led.batch.tag)
+        await led.write(state=BatchState.PACKED, file_id=None, uploading_at=None, uploaded_at=None, creating_at=None)
+
+    async def _created(self, seen: BatchSeen) -> None:
+        led = self._led
+        await led.write(
+            state=BatchState.CREATED, remote_id=seen.batch_id, status=seen.status, created_at=time.time(), why=None,
+            **counts_of(seen),
+        )  # fmt: skip
+        led.hit("batch_created")
+
+    async def _wait_or_give_up(self) -> None:
+        """Nothing of it is at the provider but its file, maybe."""
+        led, standing = self._led, self._led.standing
+        if standing is Standing.WAITS:
+            await led.wait_for_job()
+            return
+        if led.batch.file_id is None and led.batch.uploading_at is not None:
+            await led.write(file_id=await led.provider.find_upload(led.batch.tag))
+        await led.delete(unasked=True)
+        if standing is Standing.LEAVES:
+            await led.collected("lane_left")
+        else:
+            await led.settled("batch_cancelled: its job ended before it was created")
+
+    async def _reserve(self) -> bool:
+        if not await self._is_paid_for():
+            return False
+        led, batch = self._led, self._led.batch
+        cap = led.around.settings.provider(batch.provider).batch_enqueued_tokens
+        if await led.in_thread(led.around.store.begin_create, batch, led.around.owner, cap):
+            led.batch = replace(batch, creating_at=time.time())
+            return True
+        await led.unreserve()
+        await led.wait_for_room(f"the account may have {cap} tokens in batches (batch_enqueued_tokens)")
+        return False
+
+    async def _is_paid_for(self) -> bool:
+        """Whether the budget of its job has room for what it may cost, beside all that is under way in any lane; reserve that."""
+        led, batch, jobs = self._led, self._led.batch, self._led.around.jobs
+        job = await jobs.get(batch.job_id)
+        budget_usd = None if job is None else jobs.spec(job).budget_usd
+        if job is None or budget_usd is None:
+            return True
+        reservations = led.around.reservations
+        room: Room = await led.in_thread(reservations.reserve, batch, budget_usd)
+        if room.is_reserved:
+            return True
+        if room.account.reserved:
+            await led.wait_for_room("the job's budget may be needed for what is under way")
+        else:
+            why = await led.in_thread(reservations.why, job, budget_usd, room.account, batch)
+            await jobs.stop(job.job_id, JobState.PAUSED, why)
+            await led.wait_for_job()
+        return False
+
+    def _unclear_s(self, creating_at: float) -> float:
+        """How long the provider's list is not yet believed that it does not have the batch."""
+        most = self._led.around.settings.batch.unclear_s
+        return min(most, creating_at + most - time.time())
+
+    def _new(self, packed: PackedBatch) -> NewBatch:
+        batch = self._led.batch
+        return NewBatch(batch.tag, packed.input, batch.endpoint, batch.model, batch.requests, batch.file_id)

@@ -1,0 +1,118 @@
+"""A provider batch that its provider works on: it is looked at until it has ended, and cancelled where its job ends.
+
+A provider that never says a word that means the end is not asked for ever: past its window and a day more the batch counts as
+stuck. Its job pauses then, and a person who resumes it takes the documents back.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from typing import Any, Final
+
+from penstock_ledger import BatchState, JobState, ProviderBatch
+from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
+from penstock_workers.lanes.batch.provider import BatchGone, BatchSeen
+from penstock_workers.lanes.batch.standing import Standing
+
+log = logging.getLogger(__name__)
+
+POLL_GROWTH: Final = 1.5
+POLL_GROWTHS_MAX: Final = 100  # far beyond every cap; a power of some thousands is no float any more
+CANCEL_TAKES_S: Final = 900.0  # OpenAI names ten minutes; what is stuck is not waited for any longer
+STUCK: Final = "batch_stuck"
+CANCELLED: Final = "its job has ended or left the lane; the provider was asked to cancel it, which may take ten minutes"
+
+
+class Watching:
+    """The step of a batch that was created."""
+
+    def __init__(self, led: LedBatch) -> None:
+        self._led = led
+        self._polls = 0
+        self._cancelled_at: float | None = None  # monotonic
+
+    async def watch(self) -> None:
+        led = self._led
+        try:
+            await self._cancel_if_unwanted()
+            seen = await led.provider.look(led.remote_id)
+        except BatchGone as error:
+            await self._ended(status=led.batch.status, why=f"batch_lost: {error}")
+            return
+        shown = {"status": seen.status, **counts_of(seen)}
+        if seen.ended:
+            await self._ended(**shown)
+            return
+        if any(getattr(led.batch, name) != value for name, value in shown.items()):
+            await led.write(**shown)
+        if self._is_overdue and await self._has_given_up(seen):
+            return
+        await led.pause(self._poll_s())
+
+    async def _cancel_if_unwanted(self) -> None:
+        """By its job, or by the person who resumed a job that it had held up."""
+        led = self._led
+        is_taken_back = self._is_stuck and led.standing is Standing.RUNS
+        is_unwanted = led.standing in (Standing.ENDS, Standing.LEAVES) or is_taken_back
+        if self._cancelled_at is not None or not is_unwanted:
+            return
+        await led.provider.cancel(led.remote_id)
+        self._cancelled_at, self._polls = time.monotonic(), 0
+        if not is_taken_back:
+            await led.write(why=CANCELLED)
+
+    async def _has_given_up(self, seen: BatchSeen) -> bool:
+        """Whether nothing more is expected of a batch that should have ended long ago."""
+        led, batch = self._led, self._led.batch
+        if self._cancelled_at is not None:
+            if time.monotonic() - self._cancelled_at < CANCEL_TAKES_S:
+                return False
+            log.error(
+                "provider batch %s of job %s (%s at %s) is still %s, and is not looked at any more; what it answers from now on "
+                "is paid for and not read", batch.tag, batch.job_id, batch.remote_id, batch.provider, seen.status,
+            )  # fmt: skip
+            await led.collected(f"{STUCK}: it was still {seen.status}")
+            return True
+        if led.standing is Standing.RUNS and not self._is_stuck:
+            await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck_words(batch, seen))
+            await led.write(why=f"{STUCK}: it should have ended long ago")
+            led.note_standing()
+        return False
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether its job was paused for it."""
+        return (self._led.batch.why or "").startswith(STUCK)
+
+    @property
+    def _is_overdue(self) -> bool:
+        created_at = self._led.batch.created_at
+        return created_at is not None and time.time() - created_at > self._led.around.settings.batch.stuck_after_s
+
+    async def _ended(self, **shown: Any) -> None:
+        led = self._led
+        led.hit("batch_before_ended")
+        await led.write(state=BatchState.ENDED, ended_at=time.time(), **shown)
+        led.around.changed.set()
+        self._polls, self._cancelled_at = 0, None
+        led.hit("batch_ended")
+
+    def _poll_s(self) -> float:
+        around = self._led.around
+        own, fixed = around.settings.batch, around.jobs.poll_s(self._led.batch.job_id)
+        if fixed is not None:
+            return fixed
+        self._polls += 1
+        growth = POLL_GROWTH ** min(self._polls - 1, POLL_GROWTHS_MAX)
+        return min(own.poll_cap_s, own.poll_first_s * growth) * random.uniform(0.9, 1.1)
+
+
+def _stuck_words(batch: ProviderBatch, seen: BatchSeen) -> str:
+    hours = (time.time() - (batch.created_at or 0.0)) / 3_600
+    return (
+        f"{STUCK}: provider batch {batch.remote_id} at {batch.provider} with {batch.requests} documents is still {seen.status} "
+        f"after {hours:.0f} hours (batch.stuck_after_s); look at it there. Resume the job to take its documents back: the batch "
+        "is cancelled, what it has answered is kept, and the rest goes into another one"
+    )
