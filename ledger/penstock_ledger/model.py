@@ -26,6 +26,7 @@ __all__ = [
     "NewJob",
     "Result",
     "Shard",
+    "Spent",
     "TakenFiles",
 ]
 
@@ -201,3 +202,17 @@ class Counts:
     completion_tokens: int
     cost_microusd: int
     reused: dict[str, int] = field(default_factory=dict)  # of the succeeded: those without a call, by Result.reason
+
+
+class Spent(NamedTuple):
+    """What one document took, without what came of it."""
+
+    doc_id: str
+    latency_ms: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_microusd: int
+    calls: int
+    answer_bytes: int
+    created_at: float  # Unix seconds; when its outcome was stored
+    is_dead: bool

@@ -39,10 +39,12 @@ INTERNAL_SURFACE = {
     "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "sql.postgres", "vectors"},
     "penstock_producer": {
         "accepting.acceptance", "accepting.borders", "accepting.estimates", "accepting.hook_paths", "accepting.survey",
+        "accepting.token_meter",
         "bucket.client", "errors", "feed.feeder", "feed.feeder_plan", "feed.leased_feed", "feed.queues", "feed.repair",
         "feed.routes", "feed.served", "feed.tracing", "feed.wire", "job.durations", "job.endpoints", "job.fallback",
         "job.lanes", "job.model_schema", "job.options", "job.repeats", "job.run_options", "job.sinks", "job.spec",
-        "jobfile", "outputs", "parts.growing", "pins", "prices.token_prices", "refusals", "rows", "schedules.due",
+        "jobfile", "outputs", "parts.growing", "pins", "planning.batches", "planning.figures", "planning.flow",
+        "planning.intervals", "planning.sizing", "prices.token_prices", "refusals", "rows", "schedules.due",
         "schedules.events", "schedules.marks", "schedules.timetable", "settings", "source_names", "sources", "sources.blobs.s3",
         "sources.of_feed", "sources.overrides", "storage",
         "tables.columns", "tables.csv_form", "tables.database", "tables.growing_file", "tables.reading", "tables.write", "tally",
