@@ -59,7 +59,7 @@ CASES: Final = (
         "batch, room for two batches at once", 900, 100,
         ("--batch-s", "15", "--batch-sigma", "0", "--batch-step-s", "0.5", "--seed", "5"),
         ("--lane", "batch", "--batch-max-requests", "100", "--batch-poll", "1s", "--workers", "1", *PRICES),
-        {"PENSTOCK_PROVIDERS__DEFAULT__BATCH_ENQUEUED_TOKENS": "28000"},
+        {"PENSTOCK_PROVIDERS__DEFAULT__BATCH_ENQUEUED_TOKENS": "24000"},
     ),
     Case(
         f"embed, a server of {EMBED_SLOTS / EMBED_S:g} a second", 3_000, 250, (),
@@ -118,7 +118,22 @@ def _job(case: Case) -> list[str]:
 def _write(path: Path, documents: int) -> None:
     """Texts of lengths with a heavy tail."""
     luck = random.Random(4)
-    words = ("the", "quota", "of", "a", "provider", "is", "shared", "by", "all", "workers", "and", "each", "call", "waits")
+    words = (
+        "the",
+        "quota",
+        "of",
+        "a",
+        "provider",
+        "is",
+        "shared",
+        "by",
+        "all",
+        "workers",
+        "and",
+        "each",
+        "call",
+        "waits",
+    )
     with path.open("w") as file:
         for number in range(documents):
             text = " ".join(luck.choices(words, k=max(3, round(luck.lognormvariate(3.8, 0.8)))))
@@ -126,7 +141,9 @@ def _write(path: Path, documents: int) -> None:
 
 
 def _penstock(place: Path, variables: Mapping[str, str], words: Sequence[str]) -> tuple[str, float]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | variables
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | dict(
+        variables
+    )
     began = time.monotonic()
     done = subprocess.run(
         [*PENSTOCK, *words], cwd=place, env=environment, capture_output=True, text=True, timeout=600, check=False

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock_cli.plan.lanes import lane_plans
+from penstock_cli.plan.lanes import LanePlan, lane_plans
 from penstock_cli.plan.measured_job import LOOKED_AT, MeasuredJob, measured_job
 from penstock_cli.plan.picture import Asked, Picture, most_of
 from penstock_cli.run.sample import SampleRecord, latest_record
 from penstock_cli.show.text import count, counted, duration, safe, usd
+from penstock_producer.job.lanes import has_own_model
 from penstock_producer.planning.intervals import CONFIDENCE, Interval, extrapolated, share_of_largest
 
 if TYPE_CHECKING:
@@ -63,8 +64,9 @@ def _lines(
     )
     yield f"  tokens in   {_counts(sums['in'])}"
     yield f"  tokens out  {_counts(sums['out'])}"
-    yield f"  cost        {_costs(sums['cost']) if job.cost_usd is not None else 'unknown, as a price is missing'}"
-    yield f"  time        {_times(record, job, settings, asked, sums)}"
+    plans = [_planned(record, job, settings, asked, sums, place) for place in range(3)]
+    yield f"  cost        {_costs(job, sums['cost'], plans)}"
+    yield f"  time        {_times(plans)}"
     if len(sampled) < FEW:
         yield f"  from so few documents an interval is itself a guess; --sample {FEW * 4} says more"
     of_largest = share_of_largest(measured["cost"] if job.cost_usd is not None else measured["out"])
@@ -79,27 +81,41 @@ def _counts(found: Interval) -> str:
     return f"about {count(round(found.middle))} ({count(round(found.low))} to {count(round(found.high))})"
 
 
-def _costs(found: Interval) -> str:
+def _costs(job: MeasuredJob, found: Interval, plans: Sequence[LanePlan]) -> str:
+    """Of lanes that host a model by the time that they compute: a sample's own time has the start and the end in it."""
+    if has_own_model(job.spec.lane):
+        known = [plan.cost_usd for plan in plans if plan.cost_usd is not None]
+        found = Interval(min(known), plans[1].cost_usd or 0.0, max(known)) if known else found
+    elif job.cost_usd is None:
+        known = []
+    else:
+        known = [found.middle]
+    if not known:
+        return "unknown, as a price is missing"
     return f"about {usd(found.middle)} ({usd(found.low)} to {usd(found.high)})"
 
 
-def _times(
-    record: SampleRecord, job: MeasuredJob, settings: WorkerSettings, asked: Asked, sums: dict[str, Interval]
-) -> str:
-    """Played with the tokens of the middle and of both ends."""
-    found: list[float] = []
-    bound = ""
-    for place in range(3):
-        share_in, share_out = (sums[name][place] / record.documents for name in ("in", "out"))
-        pace = _slower(job, (sums["in"][place] + sums["out"][place]) / max(1.0, sums["in"].middle + sums["out"].middle))
-        picture = _picture(record, pace, share_in, share_out)
-        (plan,) = lane_plans(picture, settings, asked, job.spec.lane)
-        if plan.planned is None:
-            return f"unknown: {safe(plan.why)}"
-        found.append(plan.planned.seconds)
-        bound = plan.planned.binding if place == 1 else bound
-    low, middle, high = sorted(found)
-    return f"about {duration(middle)} ({duration(low)} to {duration(high)}), bounded by {bound}"
+def _times(plans: Sequence[LanePlan]) -> str:
+    seconds = [plan.planned.seconds for plan in plans if plan.planned is not None]
+    middle = plans[1].planned
+    if middle is None:
+        return f"unknown: {safe(plans[1].why)}"
+    return f"about {duration(middle.seconds)} ({duration(min(seconds))} to {duration(max(seconds))}), bounded by {middle.binding}"
+
+
+def _planned(
+    record: SampleRecord,
+    job: MeasuredJob,
+    settings: WorkerSettings,
+    asked: Asked,
+    sums: dict[str, Interval],
+    place: int,
+) -> LanePlan:
+    """Played with the tokens of one end of the intervals, or of their middle."""
+    share_in, share_out = (sums[name][place] / record.documents for name in ("in", "out"))
+    pace = _slower(job, (sums["in"][place] + sums["out"][place]) / max(1.0, sums["in"].middle + sums["out"].middle))
+    (plan,) = lane_plans(_picture(record, pace, share_in, share_out), settings, asked, job.spec.lane)
+    return plan
 
 
 def _slower(job: MeasuredJob, share: float) -> MeasuredJob:

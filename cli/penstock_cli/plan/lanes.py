@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from penstock_producer.job.lanes import LANES, has_own_model, packs
 from penstock_producer.planning.batches import Batches
 from penstock_producer.planning.figures import Figure, measured
 from penstock_producer.planning.flow import Calls
-from penstock_producer.planning.sizing import WINDOW_MAX, Fleet, Needs, Planned, Quota, sized, sized_batches
+from penstock_producer.planning.sizing import CALLS, WINDOW_MAX, Fleet, Needs, Planned, Quota, sized, sized_batches
 
 if TYPE_CHECKING:
     from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -95,7 +96,7 @@ def _of_batches(
     lane: str, picture: Picture, settings: WorkerSettings, asked: Asked, figures: Mapping[str, Figure]
 ) -> LanePlan:
     provider, job = settings.provider(picture.spec.provider), picture.job
-    tokens = max(1, round(picture.body_bytes / CHARS_PER_TOKEN))  # as the lane reserves room
+    tokens = math.ceil(picture.body_bytes / CHARS_PER_TOKEN + 0.5)  # as the lane reserves room: each is rounded up
     cap = provider.batch_enqueued_tokens
     size = min(
         picture.spec.batch_max_requests or BATCH_REQUESTS,
@@ -182,7 +183,7 @@ def _cost(lane: str, picture: Picture, settings: WorkerSettings, planned: Planne
     job = picture.job
     if has_own_model(lane):
         hourly = settings.cost.usd_per_hour * planned.workers
-        return hourly * planned.seconds / 3_600 if hourly else None
+        return hourly * planned.phases[CALLS] / 3_600 if hourly else None  # loading is on no document's account
     if job is not None and job.cost_usd is not None and _charges_alike(job.spec.lane, lane):
         return job.cost_usd * picture.documents  # with what its prompt cache saved, and what refused answers cost
     prices = settings.provider(picture.spec.provider).prices_of(picture.spec.model)

@@ -16,6 +16,7 @@ from penstock_producer.planning.figures import Figure
 from penstock_producer.planning.flow import SLOTS, Calls, Course, Stage, played
 
 __all__ = [
+    "CALLS",
     "CPU",
     "ENGINES",
     "FEEDERS",
@@ -41,6 +42,7 @@ WORKERS_MAX: Final = 100_000
 WINDOW_MAX: Final = 50_000  # messages in the queue
 CPU, REDIS, FEEDERS, ENGINES = "CPU of the workers", "CPU of Redis", "feeders", "engines"
 READING = "survey and files"
+START, READ, CALLS, WRITE = "start", "reading the source", "calls", "writing the files"  # the phases of a job
 _BY_WORKERS: Final = frozenset({SLOTS, CPU, ENGINES})
 
 
@@ -103,7 +105,7 @@ def sized(needs: Needs, fleet: Fleet, figures: Mapping[str, Figure], *, seed: in
         course = _play(needs, fleet, figures, workers, feeders, seed)
     phases = _phases(around, course.seconds)
     seconds = sum(phases.values())
-    waits = around["reading the source"] + around["writing the files"]
+    waits = around[READ] + around[WRITE]
     binding = READING if waits > course.seconds else course.binding
     return Planned(
         workers, fleet.concurrency, feeders, seconds, phases, course.per_second, binding,
@@ -141,18 +143,18 @@ def sized_batches(
 def _around(needs: Needs, figures: Mapping[str, Figure]) -> dict[str, float]:
     """What goes on before and after the calls."""
     return {
-        "start": figures["start_s"].value,
-        "reading the source": needs.documents * figures["survey_us"].value / MICRO,
-        "writing the files": needs.documents * figures["write_us"].value / MICRO,
+        START: figures["start_s"].value,
+        READ: needs.documents * figures["survey_us"].value / MICRO,
+        WRITE: needs.documents * figures["write_us"].value / MICRO,
     }
 
 
 def _phases(around: Mapping[str, float], course_s: float) -> dict[str, float]:
     return {
-        "start": around["start"],
-        "reading the source": around["reading the source"],
-        "calls": course_s,
-        "writing the files": around["writing the files"],
+        START: around[START],
+        READ: around[READ],
+        CALLS: course_s,
+        WRITE: around[WRITE],
     }
 
 

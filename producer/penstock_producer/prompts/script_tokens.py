@@ -17,7 +17,8 @@ _MARKS: Final = re.compile(r"[!-/:-@\[-`{-~]+")
 _OF_ASCII: Final = ((re.compile(r"[0-9]{1,3}"), 1.0), (re.compile(r"\s*\n+"), 0.6), (re.compile(r" {2,}"), 1.0))
 _LETTERS: Final = (
     (re.compile(r"[\u00c0-\u024f\u1e00-\u1eff]"), 0.42),  # Latin letters with accents
-    (re.compile(r"[\u0370-\u052f]"), 0.38),  # Greek, Cyrillic
+    (re.compile(r"[\u0370-\u03ff]"), 0.42),  # Greek
+    (re.compile(r"[\u0400-\u052f]"), 0.31),  # Cyrillic
     (re.compile(r"[\u0590-\u077f]"), 0.40),  # Hebrew, Arabic
     (re.compile(r"[\u0900-\u0eff]"), 0.41),  # scripts of India, Thai, Lao
     (re.compile(r"[\u3000-\u303f\uff00-\uffef]"), 0.8),  # punctuation of Chinese and Japanese
