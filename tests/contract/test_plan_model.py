@@ -125,6 +125,13 @@ def test_a_batch_that_never_fits_is_refused() -> None:
         batches_played(100, Batches(10, 100, (1.0,), tokens_max=500))
 
 
+def test_very_many_batches_are_not_held_in_memory() -> None:
+    """A million million documents one by one, which one batch after another takes as long as they are many."""
+    given = Batches(1, 1, (10.0,), tokens_max=1, look_first_s=10.0, look_cap_s=10.0)
+    course = batches_played(10**12, given)
+    assert (course.batches, course.seconds) == (10**12, pytest.approx(10**13, rel=0.01))
+
+
 # -- the size of a fleet ---------------------------------------------------------------------------------------------------
 
 

@@ -72,7 +72,7 @@ def plan(
     """
     from penstock_cli.job.jobspec import parse_duration, with_provider
     from penstock_cli.plan.lanes import lane_plans
-    from penstock_cli.plan.picture import Asked, documents_of, picture_of
+    from penstock_cli.plan.picture import Asked, documents_of, picture_of, tokens_of
     from penstock_cli.plan.show import show, show_json
     from penstock_producer import SpecError
     from penstock_workers.settings import WorkerSettings
@@ -81,7 +81,8 @@ def plan(
     asked = Asked(
         None if documents is None else documents_of(documents),
         None if within is None else parse_duration("--within", within),
-        tokens_in, tokens_out,
+        tokens_of("--tokens-in", tokens_in),
+        tokens_of("--tokens-out", tokens_out),
         None if latency is None else parse_duration("--latency", latency),
         workers, concurrency, from_job, job_workers, state, seed,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.plan.measured_job import MeasuredJob, measured_job
+from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.planning.figures import Figure
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ FIRST_TOKEN_S: Final = 0.5  # of a call of which nothing was measured,
 TOKENS_PER_S: Final = 50.0  # and so many tokens of its answer a second
 _SUFFIXES: Final = {"k": 1e3, "K": 1e3, "m": 1e6, "M": 1e6, "g": 1e9, "G": 1e9}
 DOCUMENTS_MAX: Final = 10**12
+TOKENS_MAX: Final = 10**9  # of one document
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,13 @@ def documents_of(text: str) -> int:
     if not 1 <= number <= DOCUMENTS_MAX:
         raise UsageProblem(f"--documents {text!r} is no number of documents; write 20000, 1.5k or 100M")
     return number
+
+
+def tokens_of(flag: str, typed: float | None) -> float | None:
+    """Raises UsageProblem for what no document has."""
+    if typed is not None and not 0 <= typed <= TOKENS_MAX:
+        raise UsageProblem(f"{flag} {typed:g} is refused: a document has 0 to {TOKENS_MAX:,} tokens")
+    return typed
 
 
 def most_of(spec: JobSpec) -> int | None:
@@ -149,7 +158,7 @@ class _Drawn:
         if self._asked.latency_s is not None:
             self._note("seconds of a call", self._asked.latency_s, "", "as typed")
             return (self._asked.latency_s,)
-        if job is not None and job.latencies_s:
+        if job is not None and _asks_a_provider(job.spec.lane):
             some = job.latencies_s
             words = f"job {self._asked.job}; median {_at(some, 0.5):.2f}, 99 % below {_at(some, 0.99):.2f}"
             self._note("seconds of a call", sum(some) / len(some), "mean", words)
@@ -168,6 +177,11 @@ class _Drawn:
 
     def _note(self, name: str, value: float, unit: str, source: str) -> None:
         self._noted.append(Figure(name, value, unit, source))
+
+
+def _asks_a_provider(lane: str) -> bool:
+    """Whether the times of this lane's calls are those of a provider: a batch has none, and an engine has its own."""
+    return not packs(lane) and not has_own_model(lane)
 
 
 def _at(values: Sequence[float], part: float) -> float:

@@ -61,12 +61,12 @@ def batches_played(documents: int, given: Batches, *, seed: int = 0) -> BatchCou
     at_s, left, number, rounds, at_once = 0.0, documents, 0, 0, 0
     waits = dict.fromkeys((PACKER, ROOM, PROVIDER), 0.0)
     while left and rounds < min(given.attempts_max, ROUNDS_MAX):
-        sizes = _sizes(left, given.documents)
+        batches = math.ceil(left / given.documents)
         turn = _Round(given, luck, at_s + (given.rest_s if rounds else 0.0), waits)
-        at_s = turn.through(sizes[:PLAYED_MAX])
-        if len(sizes) > PLAYED_MAX:
-            at_s += (at_s - turn.began_s) / PLAYED_MAX * (len(sizes) - PLAYED_MAX)
-        number, rounds, at_once = number + len(sizes), rounds + 1, max(at_once, turn.at_once)
+        at_s = turn.through(_sizes(min(left, PLAYED_MAX * given.documents), given.documents))
+        if batches > PLAYED_MAX:
+            at_s += (at_s - turn.began_s) / PLAYED_MAX * (batches - PLAYED_MAX)
+        number, rounds, at_once = number + batches, rounds + 1, max(at_once, turn.at_once)
         left = _binomial(luck, left, given.again)
     return BatchCourse(at_s, number, rounds, at_once, left, max(waits, key=waits.__getitem__))
 
