@@ -129,7 +129,7 @@ def test_documents_are_typed_as_people_write_them() -> None:
         (["plan", "--model", "m"], "say how many documents"),
         (["plan", "--documents", "10", "--model", "m"], "--tokens-in N --tokens-out N"),
         (["plan", "--documents", "10", "--within", "soon"], "--within 'soon'"),
-        (["plan", "--documents", "10", "--tokens-in", "nan"], "--tokens-in nan is refused"),
+        (["plan", "--documents", "10", "--tokens-in", "1e12"], "--tokens-in 1e+12 is refused"),
     ],
 )
 def test_what_is_missing_is_named(typed: list[str], words: str) -> None:
