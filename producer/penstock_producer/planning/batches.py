@@ -59,7 +59,7 @@ def batches_played(documents: int, given: Batches, *, seed: int = 0) -> BatchCou
         )
     luck = random.Random(seed)
     at_s, left, number, rounds, at_once = 0.0, documents, 0, 0, 0
-    waits = dict.fromkeys((PACKER, ROOM, PROVIDER), 0.0)
+    waits: dict[str, float] = {PACKER: 0.0, ROOM: 0.0, PROVIDER: 0.0}
     while left and rounds < min(given.attempts_max, ROUNDS_MAX):
         batches = math.ceil(left / given.documents)
         turn = _Round(given, luck, at_s + (given.rest_s if rounds else 0.0), waits)
