@@ -18,9 +18,10 @@ from penstock_cli.state import StateFolder
 if TYPE_CHECKING:
     import redis
 
-    from penstock_ledger import BatchSum, Database, JobStore, MadeWith, Meta, OutcomeStore, RedisLedger
+    from penstock_ledger import BatchSum, Database, JobStore, LaneMove, MadeWith, Meta, OutcomeStore, RedisLedger
     from penstock_ledger.model import Job
     from penstock_producer.settings import ProducerSettings
+    from penstock_ratelimit.for_penstock import QuotaView
 
 
 class Books:
@@ -79,11 +80,31 @@ class Books:
 
         return Provenance(self.database).of(job.job_id)
 
+    def moves(self, job: Job) -> list[LaneMove]:
+        """How its lane was chosen and has changed."""
+        from penstock_ledger import LaneMoves
+
+        return LaneMoves(self.database).of(job.job_id) if job.moves else []
+
     def provider_batches(self, job: Job) -> list[BatchSum]:
         """Its batches at providers, in a lane that has such."""
         from penstock_ledger import ProviderBatchStore
 
         return ProviderBatchStore(self.database).sums(job.job_id)
+
+    def batches_lasted(self, provider: str, most: int) -> list[float]:
+        """Seconds that the last batches of a provider took."""
+        from penstock_ledger import ProviderBatchStore
+
+        return ProviderBatchStore(self.database).lasted(provider, most)
+
+    def quota(self, provider: str) -> QuotaView | None:
+        """What the fleet's quota says of a provider; None where Redis does not run, or knows nothing of it."""
+        from penstock_ratelimit.for_penstock import read_quotas
+
+        if self.redis_if_running() is None or self.redis_client is None:
+            return None
+        return next(iter(read_quotas(self.redis_client, quota_ids=[provider])), None)
 
     def seconds(self, job: Job) -> float | None:
         """Seconds of work of a local job; None where only the calendar knows."""

@@ -47,6 +47,7 @@ RESULTS: Final = _examples(
 PAUSE: Final = _examples('penstock pause tickets --reason "the account is topped up tomorrow"')
 RESUME: Final = _examples("penstock resume tickets")
 CANCEL: Final = _examples("penstock cancel tickets")
+MOVE: Final = _examples('penstock move tickets api --reason "it is needed tonight"')
 PURGE: Final = _examples("penstock purge tickets")
 MIGRATE: Final = _examples("PENSTOCK_DATABASE_URL=postgresql://penstock@db/penstock penstock migrate --wait 120")
 WORKER: Final = _examples(

@@ -49,6 +49,7 @@ COMMANDS: Mapping[str, Command] = {
     "pause": Command(JOBS, "penstock_cli.commands.jobs:pause", examples.PAUSE),
     "resume": Command(JOBS, "penstock_cli.commands.jobs:resume", examples.RESUME),
     "cancel": Command(JOBS, "penstock_cli.commands.jobs:cancel", examples.CANCEL),
+    "move": Command(JOBS, "penstock_cli.commands.move:move", examples.MOVE),
     "dlq": Command(JOBS, "penstock_cli.commands.dlq:app"),
     "schedule": Command(JOBS, "penstock_cli.commands.schedule:app"),
     "purge": Command(JOBS, "penstock_cli.commands.purge:purge", examples.PURGE),

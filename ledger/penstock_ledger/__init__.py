@@ -72,6 +72,9 @@ if TYPE_CHECKING:
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
+    from penstock_ledger.lane_move import BY_HAND as BY_HAND
+    from penstock_ledger.lane_move import MOVE_REASONS as MOVE_REASONS
+    from penstock_ledger.lane_move import LaneMove as LaneMove
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
     from penstock_ledger.model import Feed as Feed
@@ -80,7 +83,9 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job as Job
     from penstock_ledger.model import JobState as JobState
     from penstock_ledger.model import NewJob as NewJob
+    from penstock_ledger.model import PaidBeside as PaidBeside
     from penstock_ledger.model import Result as Result
+    from penstock_ledger.provider_batch import BatchesOpen as BatchesOpen
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
@@ -107,6 +112,7 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
     from penstock_ledger.stores.jobs import JobStore as JobStore
+    from penstock_ledger.stores.lane_moves import LaneMoves as LaneMoves
     from penstock_ledger.stores.live import LiveFeed as LiveFeed
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
@@ -143,13 +149,17 @@ else:
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
+            "penstock_ledger.lane_move": "BY_HAND LaneMove MOVE_REASONS",
+            "penstock_ledger.stores.lane_moves": "LaneMoves",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
             "penstock_ledger.stores.batch_remainders": "RemainderStore",
             "penstock_ledger.stores.provenance": "MadeWith Provenance",
             "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
-            "penstock_ledger.provider_batch": "BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting",
-            "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
+            "penstock_ledger.provider_batch": (
+                "BatchesOpen BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting"
+            ),
+            "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",

@@ -15,6 +15,7 @@ penstock:<job>:stats                hash    counters: succeeded, succeeded_after
                                             retries, retried:<reason>, rate_limited, prompt_tokens, completion_tokens,
                                             cost_microusd, skipped, reused:<dedup or cache>
 penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running
+penstock:<job>:lane                 string  the lane that the job has moved to, as workers see it at begin; missing = it has not
 penstock:<job>:parked               list    raw messages of a paused job
 penstock:<job>:queue                string  of a job that names no model, in a lane with queues per model: the queue of the
                                             model that answers it, as its first item has found it

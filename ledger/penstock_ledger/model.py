@@ -24,12 +24,14 @@ __all__ = [
     "Job",
     "JobState",
     "NewJob",
+    "PaidBeside",
     "Result",
     "Shard",
     "Spent",
     "TakenFiles",
 ]
 
+FIRST_LANE: Final = "api"  # of jobs from before there were others
 COUNT_MAX: Final = 2**31 - 1  # of generations, tries and calls: their columns have 32 bits
 SHARDS: Final = "shards"  # of the selection of a feed that is split: into how many parts
 
@@ -98,6 +100,7 @@ class NewJob:
     feed_kind: FeedKind = FeedKind.SOURCE
     shards: tuple[Shard, ...] = ()  # of its first feed, in the source's order; none: one leader reads all of it
     taken: TakenFiles | None = None
+    lane: str | None = None  # where its documents go first; None: as its spec says
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,13 @@ class Job:
     created_at: float  # Unix seconds
     finished_at: float | None
     resume_at: float | None = None  # Unix seconds; a paused job goes on by itself then, None = a person has to say so
+    lane_now: str | None = None  # None: as its spec says
+    moves: int = 0  # how often its lane was chosen or changed: with 0 it is where it was submitted to
+
+    @property
+    def lane(self) -> str:
+        """Where its documents go now. What a lane is for making requests stays with the spec."""
+        return self.lane_now or str(self.spec.get("lane", FIRST_LANE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +199,16 @@ class DeadLetter:
     created_at: float | None = None  # Unix seconds; set by the ledger
 
 
+class PaidBeside(NamedTuple):
+    """What was used up on a document besides what its outcome says: an attempt in a lane that its job has left."""
+
+    key: ItemKey
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_microusd: int
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Outcomes of a job counted in SQL: the only figures that decide whether a job is complete."""
@@ -202,6 +222,8 @@ class Counts:
     completion_tokens: int
     cost_microusd: int
     reused: dict[str, int] = field(default_factory=dict)  # of the succeeded: those without a call, by Result.reason
+    answered_twice: int = 0  # documents that were paid for again: both answers are in calls, tokens and cost
+    twice_microusd: int = 0  # of it: what the answers cost that came second
 
 
 class Spent(NamedTuple):

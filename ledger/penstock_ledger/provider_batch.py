@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 
 from penstock_ledger.model import ItemKey
 
-__all__ = ["BatchState", "BatchSum", "NewProviderBatch", "NoRoom", "ProviderBatch", "Remainder", "Waiting"]
+__all__ = [
+    "BatchState",
+    "BatchSum",
+    "BatchesOpen",
+    "NewProviderBatch",
+    "NoRoom",
+    "ProviderBatch",
+    "Remainder",
+    "Waiting",
+]
 
 
 class BatchState(StrEnum):
@@ -60,6 +69,7 @@ class ProviderBatch(NewProviderBatch):
     ended_at: float | None
     settled_at: float | None
     fence: int
+    handed_at: float | None
 
     @property
     def is_of_source(self) -> bool:
@@ -95,6 +105,15 @@ class NoRoom(NamedTuple):
     is_budget: bool  # the job's budget; else the tokens that the account may have in batches
     held: int  # by other batches: tokens, or millionths of a dollar that they may cost
     spent: int = 0  # millionths of a dollar
+
+
+class BatchesOpen(NamedTuple):
+    """The provider batches of a job that have not ended. Times are Unix seconds; None: there is none."""
+
+    created_at: float | None  # when the provider took the oldest one that it works on
+    waits_since: float | None  # when the oldest one was packed that it has not taken
+    why: str | None  # what that one waits for, where it is said
+    answered: int  # requests of those that run, as far as the provider tells
 
 
 class BatchSum(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 __all__ = [
     "DOOR",
+    "ESTIMATE",
     "FILES",
     "MEDIA_NEWEST",
     "MEMBERS",
@@ -24,6 +25,9 @@ __all__ = [
 
 DOOR: Final = "door"  # the kind of door that the job came through, where it is not a trusted one
 REMOTE: Final = "remote"  # a remote one: its source is read from inside `source_roots` only, at submit and ever after
+ESTIMATE: Final = (
+    "estimate"  # tokens of all documents, as guessed from the first of them, where lanes or a deadline are weighed
+)
 FILES: Final = "files"  # the pins of several files, whose digest is beside it
 MEDIA_NEWEST: Final = "media_newest_ns"  # when the last of the files that rows name was changed, at submit
 MEMBERS: Final = "members"  # [packed offset, plain offset] of places where reading can begin
@@ -34,7 +38,7 @@ STARTED_BY: Final = "started_by"  # the schedule that the job belongs to, and th
 SUBMITTED_BY: Final = "traceparent"  # the span in which it was submitted
 
 _BESIDE_CONTENT: Final = frozenset({
-    "mtime_ns", "max_line_bytes", "max_body_bytes", DOOR, FILES, MEDIA_NEWEST, MEMBERS, NEWEST, PREPARED, SEGMENTS,
+    "mtime_ns", "max_line_bytes", "max_body_bytes", DOOR, ESTIMATE, FILES, MEDIA_NEWEST, MEMBERS, NEWEST, PREPARED, SEGMENTS,
     STARTED_BY, SUBMITTED_BY,
 })  # fmt: skip
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from dataclasses import replace
 from typing import Final
 
+from penstock_ledger import Remainder
 from penstock_ledger.model import DeadLetter, ItemKey
 from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.rows import BadRow, Document
 
-__all__ = ["changed_since", "lost", "refused"]
+__all__ = ["changed_since", "lost", "lost_of", "refused"]
 
 CANCELLED = "cancelled"
 SOURCE_LOST = "source_lost"
@@ -51,6 +53,18 @@ def written_off(document: Document, key: ItemKey) -> DeadLetter:
 def lost(key: ItemKey, why: str) -> DeadLetter:
     """Of a row of a table that was fed and is gone, or is no document any more."""
     return _letter(key, SOURCE_LOST, why, b"", None)
+
+
+def lost_of(waiting: Remainder, why: str) -> DeadLetter:
+    """The same, of a document that waits: what earlier attempts used up on it was paid for."""
+    return replace(
+        lost(waiting.key, why),
+        attempts=waiting.attempts,
+        calls=waiting.calls,
+        prompt_tokens=waiting.prompt_tokens,
+        completion_tokens=waiting.completion_tokens,
+        cost_microusd=waiting.cost_microusd,
+    )
 
 
 def _letter(key: ItemKey, reason: str, error: str, request: bytes, line: int | None) -> DeadLetter:

@@ -66,10 +66,13 @@ def is_gone(process: psutil.Process) -> bool:
 
 def kill_with_all(worker: Process) -> None:
     """`kill -9` of a worker: all processes of its engine end by themselves, and leave no shared memory."""
-    left = descendants(worker)
+
+    def memory_of_all() -> set[str]:
+        return processes.shared_memory([process.pid for process in descendants(worker)])
+
+    until(memory_of_all, START_S, "its engine has shared memory")  # it announces itself before that
+    left, memory = descendants(worker), memory_of_all()
     assert len(left) > 2
-    memory = processes.shared_memory([process.pid for process in left])
-    assert memory
     os.kill(worker.popen.pid, signal.SIGKILL)
     until(lambda: all(map(is_gone, left)), 15, "all of the engine's processes end with the worker")
     until(lambda: not any(map(os.path.exists, memory)), 5, "and its shared memory is freed")

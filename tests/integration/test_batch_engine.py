@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,16 @@ from typing import Any
 import pytest
 from servers import RedisServer
 
-from penstock_ledger import BatchState, ProviderBatchStore
+from penstock_ledger import (
+    BatchState,
+    ItemKey,
+    LaneMoves,
+    OutcomeStore,
+    ProviderBatchStore,
+    Remainder,
+    RemainderStore,
+    Result,
+)
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer import Producer
 from penstock_workers.lanes.batch import engine as engine_module
@@ -456,6 +466,66 @@ async def test_a_cancelled_job_cancels_what_runs(house: House) -> None:
         house.producer.cancel(job.job_id)
         await house.until(lambda: not house.store.open_of(job.job_id))
     assert house.provider.cancelled == {str(nth) for nth in range(len(house.provider.made))}
+
+
+def moved(house: House, job: Job, lane: str) -> None:
+    """All that the lane before held has gone on, as control sees to it."""
+    moves = LaneMoves(house.producer._database)
+    before = house.producer.status(job.job_id).job.lane
+    move = moves.move(job.job_id, before, lane, "by_hand", "a test", {}, now=time.time())
+    assert move is not None
+    moves.note_left(move, time.time())
+
+
+def waiting(house: House, job: Job) -> list[Remainder]:
+    return list(RemainderStore(house.producer._database).unclaimed(job.job_id, 1))
+
+
+async def test_a_job_that_leaves_the_lane_leaves_nothing_there(house: House) -> None:
+    """What runs is cancelled and what is packed given up; answers are kept, and no document loses a try. Where the job comes
+    back the rest goes into new batches."""
+
+    def answer(name: str, nth: int) -> BatchAnswer | None:
+        stopped = BatchAnswer(name, None, b"", error="batch_cancelled")
+        return good(name) if name in ("d0", "d1") or nth >= before else stopped if name == "d2" else None
+
+    before = 100
+    house.provider.answer, house.provider.ended = answer, False
+    job = house.submit(60, batch_max_requests=10, max_attempts=1)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) >= 2)
+        moved(house, job, "api")
+        await house.until(lambda: not house.store.open_of(job.job_id))
+        before = len(house.provider.made)
+        assert house.provider.cancelled == {str(nth) for nth in range(before)}
+        left = waiting(house, job)
+        assert {(one.attempts, one.reason) for one in left} == {(0, "lane_left")}
+        packed = sum(batch.requests for batch in house.store.of_job(job.job_id))
+        assert (len(left), house.counts(job).succeeded, house.counts(job).dead) == (packed - 2, 2, 0)
+        moved(house, job, "batch")
+        house.provider.ended = True
+        await house.until(lambda: house.counts(job).succeeded == 60)
+    assert house.counts(job).answered_twice == 0
+
+
+async def test_answers_of_a_batch_that_was_handed_over_are_stored_or_counted(house: House) -> None:
+    """The first answer to a document is its result; one that comes second was paid for, and reading it again adds nothing."""
+    house.provider.ended = False
+    job = house.submit(4)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+        moved(house, job, "api")
+        [batch] = house.store.not_handed_over(job.job_id)
+        house.store.hand_over(batch)
+        elsewhere = Result(ItemKey(job.job_id, 1, "d0"), 200, b"{}", "req-9", "m", "stop", 9, 9, 50, 1, 1, 1)
+        OutcomeStore(house.producer._database).settle([elsewhere], [])
+        house.provider.errors["answers"] = [TryLater(0.0, "cut")]
+        house.provider.ended = True
+        await house.until(lambda: not house.store.open_of(job.job_id))
+    counts = house.counts(job)
+    assert (counts.succeeded, counts.answered_twice, counts.calls) == (4, 1, 5)
+    assert counts.twice_microusd == (10 * 100 + 5 * 200) // 2
+    assert waiting(house, job) == []
 
 
 async def test_lost_files_are_packed_again(house: House) -> None:

@@ -106,10 +106,12 @@ def test_a_thawed_worker_leaves_its_successor_alone(fleet: Fleet) -> None:
     tags = fleet.publish(10)
     until(lambda: len(fleet.runs()) == 10)
     frozen.send(signal.SIGSTOP)
-    fleet.start(seconds=8, name="successor")
+    fleet.start(seconds=6, name="successor")
     until(lambda: sum(fleet.runs().values()) == 20, 15)
     frozen.send(signal.SIGCONT)
-    deadline = time.monotonic() + 4  # longer than the frozen worker's items would still have run
+    deadline = (
+        time.monotonic() + 2
+    )  # longer than the frozen worker's items would still have run: it slept for a lease of 3 s
     while time.monotonic() < deadline:
         assert fleet.held() == 10
     until(lambda: fleet.done() == set(tags), 15)
@@ -119,7 +121,7 @@ def test_a_thawed_worker_leaves_its_successor_alone(fleet: Fleet) -> None:
 
 def test_leases_are_renewed_while_items_run(fleet: Fleet) -> None:
     """An item that takes longer than the visibility timeout is run once, with other workers sweeping."""
-    fleet.start(seconds=7, name="slow")
+    fleet.start(seconds=5, name="slow")
     tags = fleet.publish(20)
     until(lambda: len(fleet.runs()) == 20)
     fleet.start(name="idle")
@@ -223,7 +225,7 @@ def test_the_stock_transport_goes_on_after_lost_connections(fleet: Fleet) -> Non
 def test_work_resumes_after_the_broker_was_killed(own_redis: RedisServer, tmp_path: Path) -> None:
     """A Redis that is killed and comes back from its AOF finds its worker waiting, and every item gets done."""
     with fleet_on(own_redis, tmp_path) as fleet:
-        worker = fleet.start(seconds=1.0)
+        worker = fleet.start(seconds=0.5)
         tags = fleet.publish(200)
         until(lambda: len(fleet.done()) >= 30)
         own_redis.kill()

@@ -35,7 +35,7 @@ from penstock_workers.stores import open_stores
 QUEUE = "penstock.api"
 JOB = "job-a"
 BUCKETS = 7
-GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT = BeginReply
+GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT, ELSEWHERE = BeginReply
 
 
 @pytest.fixture

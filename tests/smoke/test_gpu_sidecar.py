@@ -12,7 +12,8 @@ from fleet import Fleet, Process, until
 from penstock_ledger.model import JobState
 
 SLOW = ("--like", "vllm", "--max-concurrency", "16", "--latency-ms", "400", "--latency-sigma", "0")
-DOCUMENTS = 800  # twenty seconds of this server's work: the job must not be over before the test has looked
+QUICK = ("--like", "vllm", "--max-concurrency", "64", "--latency-ms", "50", "--latency-sigma", "0")
+DOCUMENTS = 800  # twenty seconds of the slow server's work: the job must not be over before the test has looked
 PROMPT_ONLY = {"lane": "gpu", "model": None, "prompt": "Name a topic: {text}"}
 
 
@@ -48,7 +49,7 @@ def test_it_waits_for_the_model_and_outlives_its_server(fleet: Fleet) -> None:
 
     fleet.provider.kill()
     until(lambda: said(worker, "does not answer"), 10, "the worker notices")
-    fleet.provider.start(*SLOW)
+    fleet.provider.start(*QUICK)
     fleet.wait_for(job, JobState.COMPLETED, 60)
     account = fleet.account(job, DOCUMENTS)
     assert (account.dead, account.extra_calls <= 80) == ({}, True)

@@ -10,8 +10,8 @@ from fleet import Fleet, until
 from penstock_ledger import JobStore
 from penstock_ledger.model import Job, JobState
 
-DOCUMENTS = 4_000
-WINDOW = 800  # the source is read as fast as the documents are done, and no faster
+DOCUMENTS = 2_000
+WINDOW = 400  # the source is read as fast as the documents are done, and no faster
 
 
 def leaders(fleet: Fleet, job: Job) -> Counter[int]:
@@ -31,7 +31,7 @@ def test_a_control_process_killed_while_two_read(tmp_path: Path, postgres_url: s
         until(lambda: all((probe / "ready").exists() for probe in probes), 30, "both control processes are ready")
         job = fleet.submit(DOCUMENTS, feeders=4)
         until(lambda: leaders(fleet, job) == dict.fromkeys(pids, 2), 30, "each leads two of the four shards")
-        fleet.wait_for_outcomes(job, 400)
+        fleet.wait_for_outcomes(job, 300)
         assert leaders(fleet, job)[pids[0]], "it dies while it reads"
         controls[0].kill()
         fleet.wait_for(job, JobState.COMPLETED, 120)

@@ -147,6 +147,7 @@ def test_frozen_worker_comes_back_late(tmp_path: Path) -> None:
         job = fleet.submit(24)
         until(lambda: fleet.provider_calls() >= 8, 60, "calls are in flight")
         sleeper.send(signal.SIGSTOP)
+        fleet.provider.tell(latency_ms=200)  # of calls from here on
         finished = fleet.finished(job)
         other = fleet.worker(24)
         fleet.wait_for(job, JobState.COMPLETED, 60)

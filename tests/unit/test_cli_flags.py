@@ -131,7 +131,7 @@ def test_flags_say_whose_job_it_is_and_how_urgent() -> None:
         ({"priority": "high"}, r"--priority: 'high'"),
         ({"weight": 0.0}, r"--weight: 0.0"),
         ({"tenant": "a b"}, r"--tenant: 'a b'"),
-        ({"lane": "fast"}, r"--lane: 'fast' is refused; lanes are api, gpu, embed and batch$"),
+        ({"lane": "fast"}, r"--lane: 'fast' is refused; lanes are api, gpu, embed and batch; auto chooses$"),
         ({"max_attempts": 0}, r"--max-attempts: 0"),
         ({"params": ["max_tokens=lots"]}, r"--param max_tokens: 'lots'"),
         ({"max_bad_rows": "some"}, r"--max-bad-rows: 'some'"),

@@ -21,7 +21,18 @@ FIELDS = [
     *("job", "state", "total", "succeeded", "succeeded_after_retry", "dead", "skipped", "calls", "retries"),
     *("rate_limited", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "items_per_second"),
     *("dead_by_reason", "retried_by_reason", "provider_cost_usd", "gpu_cost_usd", "rows_cut", "tokens_saved"),
-    *("repairs", "fallbacks", "spec_digest", "made_with", "deduplicated", "cached", "advice"),
+    *(
+        "repairs",
+        "fallbacks",
+        "spec_digest",
+        "made_with",
+        "deduplicated",
+        "cached",
+        "answered_twice",
+        "twice_cost_usd",
+        "lanes",
+        "advice",
+    ),
 ]
 
 

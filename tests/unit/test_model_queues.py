@@ -101,7 +101,7 @@ def documents(*bodies: object) -> list[Document]:
 
 def routes(spec: dict[str, object], book: Book, kind: FeedKind = FeedKind.SOURCE) -> Routes:
     feed = Feed("job", 1, kind, {}, False, 0)
-    return Routes(JobSpec.from_json(spec), feed, book, clock=lambda: 0.0)  # type: ignore[arg-type]  # a double
+    return Routes(JobSpec.from_json(spec), str(spec["lane"]), feed, book, clock=lambda: 0.0)  # type: ignore[arg-type]  # a double
 
 
 def by_queue(route: Routes, given_documents: list[Document]) -> dict[str, list[str]]:

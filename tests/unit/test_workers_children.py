@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -13,16 +14,21 @@ from collections.abc import AsyncIterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 from fleet import until
 
-from penstock_workers.children.child import Child, ChildLimits, LossCause
-from penstock_workers.children.child_pool import DEATHS_ALLOWED, CallEndedChild, ChildPool
+from penstock_workers.children import child as one_child
+from penstock_workers.children.child import LATE_S, Child, ChildLimits, ChildLost, Involvement, LossCause
+from penstock_workers.children.child_pool import DEATHS_ALLOWED, SPARED_MAX, WIDTHS, CallEndedChild, ChildPool
 from penstock_workers.children.protocol import (
     CallFault,
     Check,
+    ChildCall,
+    ChildReply,
     Fine,
     ImportHook,
     Mismatch,
@@ -31,6 +37,7 @@ from penstock_workers.children.protocol import (
     Preprocess,
     TrySchema,
 )
+from penstock_workers.children.running_calls import LOOP, RunningCalls, new_file
 from penstock_workers.errors import ChildBroken
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -260,6 +267,92 @@ async def test_a_child_that_cannot_start_is_no_fault_of_a_call(modules: Path) ->
     await pool.close()
 
 
+async def test_calls_that_meet_a_child_that_has_just_died_are_made_in_another(modules: Path) -> None:
+    """Their answers are paid for: none of them fails because uvloop closed the connection before the end of the child was heard
+    of, so none of their documents is asked again (A1, B7)."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> list[ChildReply]:
+        pool = pool_of(modules)
+        pid = pid_in(await pool.ask(after("pid")))
+
+        async def at_once() -> ChildReply:
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: not is_running(pid), 10, "the child is dead")  # and the loop has not looked since
+            return await pool.ask(after("exits"))
+
+        async def a_turn_later() -> ChildReply:
+            await asyncio.sleep(0)
+            return await pool.ask(after("exits"))
+
+        try:
+            return await asyncio.gather(at_once(), a_turn_later(), a_turn_later())
+        finally:
+            await pool.close()
+
+    def run() -> list[ChildReply]:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(main())
+
+    assert await asyncio.to_thread(run) == [Fine(b'{"a":1}')] * 3
+
+
+@pytest.mark.parametrize("step", ["socket.socketpair", "new_file", "asyncio.create_subprocess_exec"])
+async def test_a_machine_that_has_no_more_files_is_no_fault_of_a_call(
+    modules: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The answer that was to be checked waits for a process, as when there is no memory for one (A1)."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(f"{one_child.__name__}.{step}", refuse)
+    with pytest.raises(ChildBroken, match=r"no process could be started .*Too many open files"):
+        await pool_of(modules).ask(after("pid"))
+
+
+async def test_children_that_die_before_they_take_a_call_are_no_fault_of_it() -> None:
+    """They are replaced so many times, and then none can be started; no document is blamed for it (A1)."""
+    started = []
+
+    class Dying:
+        open, lost, in_flight = True, False, 0
+
+        async def ask(self, call: ChildCall) -> ChildReply:
+            self.open, self.lost = False, True
+            raise ChildLost(LossCause.DIED, Involvement.OTHER)
+
+    async def start() -> Child:
+        started.append(Dying())
+        return cast(Child, started[-1])
+
+    with pytest.raises(ChildBroken, match="ended before they took a call"):
+        await ChildPool(start, 1).ask(after("pid"))
+    assert len(started) == SPARED_MAX + len(WIDTHS)
+
+
+async def test_time_in_which_the_worker_stood_still_is_held_against_no_call() -> None:
+    """After a pause of the whole machine a child has its time as before, and a call that blocks it is still found (A13)."""
+    process: Any = SimpleNamespace(pid=2**30, returncode=None)  # there is no such process
+    running_calls = RunningCalls(new_file())
+    child = Child(process, running_calls, ChildLimits(500_000_000, LIMIT_S))
+    answer: asyncio.Future[ChildReply] = asyncio.get_running_loop().create_future()
+    child._calls[1] = after("blocks"), answer
+    open_end = SimpleNamespace(is_closing=lambda: False, write=lambda data: None, close=lambda: None)
+    child._writer = cast(asyncio.StreamWriter, open_end)
+    child._hello.set_result(None)
+    running_calls.enter(LOOP, 1)
+    begun = child._heard_at
+    child._look(begun)
+    child._spare(100.0 - LATE_S)
+    child._look(begun + 100.0 - LATE_S)
+    assert not child.lost
+    child._look(begun + 100.0)
+    assert child.lost
+    with pytest.raises(ChildLost, match="STUCK"):
+        await answer
+
+
 WORKER = """
 import asyncio, json, os, sys
 from penstock_workers.children.child import Child, ChildLimits
@@ -289,6 +382,11 @@ async def test_what_hooks_have_started_ends_with_a_killed_worker(modules: Path) 
         for pid in filter(is_running, pids):
             os.kill(pid, signal.SIGKILL)
         await worker.wait()  # its output ends with the last of them
+
+
+def pid_in(said: ChildReply) -> int:
+    assert isinstance(said, Fine)
+    return int(json.loads(said.body)["pid"])
 
 
 def is_running(pid: int) -> bool:

@@ -426,19 +426,51 @@ class NoProcess(Here):
 
 async def test_a_paid_answer_waits_for_a_process(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that was paid for is not thrown away, to be paid for again, because no process can be started at that moment;
-    only after a minute its job pauses (A1)."""
+    only after ten minutes it is. After one of them no other document of its job is sent (A1)."""
     monkeypatch.setattr(job_code, "START_AGAIN_S", (0.0, 0.0))
+    monkeypatch.setattr(job_code, "KEPT_ON_S", (0.0, 0.0))
+    asked = attempt(postprocess=f"{module}:enrich")
     short: Any = NoProcess(2)
-    said = await JobCode(short, short, short).accept(attempt(postprocess=f"{module}:enrich"), REPLY)
-    assert isinstance(said, Reply)
+    code = JobCode(short, short, short)
+    assert isinstance(await code.accept(asked, REPLY), Reply)
+    await code.ready(asked)
+    longer: Any = NoProcess(3)
+    code = JobCode(longer, longer, longer)
+    assert isinstance(await code.accept(asked, REPLY), Reply)
+    with pytest.raises(ChildBroken):
+        await code.ready(asked)
     gone: Any = NoProcess(99)
     with pytest.raises(ChildBroken):
-        await JobCode(gone, gone, gone).accept(attempt(postprocess=f"{module}:enrich"), REPLY)
-    assert gone.left == 96
+        await JobCode(gone, gone, gone).accept(asked, REPLY)
+    assert gone.left == 94
     unpaid: Any = NoProcess(99)
     with pytest.raises(ChildBroken):
         await JobCode(unpaid, unpaid, unpaid).preprocess(attempt(preprocess=f"{module}:louder"))
     assert unpaid.left == 98, "nothing is lost by pausing before the call"
+
+
+async def test_a_paid_answer_waits_for_its_hook(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a new process cannot import the hook any more, in the middle of a deployment say, no further document is sent, and
+    the answers that are here are checked when it can be imported again (A1)."""
+    monkeypatch.setattr(job_code, "START_AGAIN_S", (0.0, 0.0))
+
+    class Deploying(Here):
+        left = 2
+
+        async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.ChildReply:
+            if self.left:
+                self.left -= 1
+                return protocol.Missing("hook_missing: hooks_of_test:enrich cannot be imported here")
+            return await super().ask(call, line)
+
+    pool: Any = Deploying(10)
+    code = JobCode(pool, pool, pool)
+    asked = attempt(postprocess=f"{module}:enrich")
+    assert isinstance(await code.accept(asked, REPLY), Reply)
+    with pytest.raises(HookMissing, match="cannot be imported here"):
+        await code.ready(asked)
+    monkeypatch.setattr(job_code, "monotonic", lambda: float("inf"))
+    await code.ready(asked)
 
 
 async def test_a_cut_answer_is_named_as_that_before_its_schema_is() -> None:

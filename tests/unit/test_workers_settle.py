@@ -19,7 +19,7 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
 from penstock_workers.item.deliveries import Delivery
-from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Unreadable
+from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Skipped, Unreadable
 from penstock_workers.item.run.starts import Starts
 from penstock_workers.item.settling import groups
 from penstock_workers.item.settling.backlog import AWAY_FRESH_S, UNSETTLED_MAX_S, Backlog
@@ -170,15 +170,17 @@ async def test_an_outage_is_waited_for_and_shown(house: House, caplog: pytest.Lo
 
 
 class Ledger:
-    """Counts starts, unless an id is odd."""
+    """Counts starts, unless an id is odd, or the job is in another lane."""
 
     def __init__(self) -> None:
         self.released: list[ItemKey] = []
+        self.lane = ""  # that the job has moved to
 
-    def begin(self, items: Sequence[Begin]) -> list[Begun]:
+    def begin(self, items: Sequence[Begin], lane: str = "") -> list[Begun]:
         for item in items:
             item.key.doc_id.encode()
-        return [Begun(BeginReply.GO, 0) for _ in items]
+        reply = BeginReply.ELSEWHERE if self.lane and self.lane != lane else BeginReply.GO
+        return [Begun(reply, 0) for _ in items]
 
     def settle(self, batch: SettleBatch) -> None:
         self.released += batch.released
@@ -196,6 +198,26 @@ async def test_only_a_start_that_was_counted_is_taken_back() -> None:
         await starts.take_back(one)
     await starts.close()
     assert ledger.released == [begun.key]
+
+
+async def test_an_item_whose_job_has_left_the_lane_is_dropped() -> None:
+    """Its message is acknowledged without an outcome; where it waits for a quota, that pauses no job that is elsewhere. In the
+    lane that the job has now it starts."""
+    ledger = Ledger()
+    ledger.lane = "batch"
+    here, there = (Starts(ledger, None, None, lane) for lane in ("api", "batch"))  # type: ignore[arg-type]  # SQL is not asked
+    for starts in (here, there):
+        starts.start()
+    with pytest.raises(TurnedAway) as away:
+        await here.begin(attempt("a"))
+    await there.begin(attempt("a"))
+    vouched = await here.vouch(attempt("a"), attempt("a").job, Parked("the wallet is empty", pauses=True))
+    for starts in (here, there):
+        await starts.close()
+    for outcome in (away.value.outcome, vouched):
+        assert isinstance(outcome, Skipped)
+        assert outcome.left_lane
+    assert ledger.released == []
 
 
 async def test_a_start_that_cannot_be_counted_holds_up_no_other() -> None:
@@ -264,7 +286,7 @@ def test_a_cause_is_told_in_full_once_and_then_now_and_then(caplog: pytest.LogCa
 class Fed:
     """A ledger in which one document was fed, and jobs of which all are known but one."""
 
-    def begin(self, items: Sequence[Begin]) -> list[Begun]:
+    def begin(self, items: Sequence[Begin], lane: str = "") -> list[Begun]:
         fed = [item.key.doc_id == "known" for item in items]
         return [Begun(BeginReply.GO if known else BeginReply.UNKNOWN, 0) for known in fed]
 

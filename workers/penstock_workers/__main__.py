@@ -28,10 +28,11 @@ def run_worker(
     overrides = {lane: dict(hosted)} if hosted else {}
     settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **overrides)
     from penstock_workers.celery_app.app import create_app
+    from penstock_workers.computing_thread import exit_process
     from penstock_workers.lanes.registry import check_lane
 
     check_lane(settings.lane)
-    sys.exit(_worker_main(create_app(settings), name or f"{lane}-{process_name()}@%h"))
+    exit_process(_worker_main(create_app(settings), name or f"{lane}-{process_name()}@%h"))
 
 
 def _worker_main(app: PenstockApp, name: str) -> int:

@@ -161,7 +161,7 @@ class WorkerEngine:
             linger_s=settings.commit_linger_s,
             on_durable=partial(_after_settling, None if traces is None else traces.settled),
         )
-        starts, causes = Starts(stores.hot, outcomes, jobs), Causes(stores.hot.failing.note)
+        starts, causes = Starts(stores.hot, outcomes, jobs, settings.lane), Causes(stores.hot.failing.note)
         admission = self._priced(self._row.admission(settings, self._lane))
         waits = ItemWaits(settings.concurrency)
         reads = Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others)

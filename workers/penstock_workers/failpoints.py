@@ -18,6 +18,8 @@ PLACES = (
     # of provider batches, in their order
     "batch_packed", "batch_before_upload", "batch_after_upload", "batch_before_create", "batch_after_create", "batch_created",
     "batch_before_ended", "batch_ended", "batch_collecting", "batch_collected", "batch_before_settled",
+    # of a job that changes its lane, in control
+    "move_leaving", "move_left", "move_handing", "move_arriving",
 )  # fmt: skip
 ACTS = ("kill", "raise", "cuda")
 

@@ -23,6 +23,7 @@ from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
+from penstock_workers.lane_changes import LaneChangeSettings
 from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
 __all__ = [
@@ -205,6 +206,7 @@ class WorkerSettings(LaneFields, ProducerSettings):
     hook_modules: tuple[str, ...] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
     hook_processes: Annotated[int, Field(ge=1, le=64)] = 2  # that run hooks, and as many that check schemas
     hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = 2048  # one of them that holds more is ended
+    lanes: LaneChangeSettings = LaneChangeSettings()  # of jobs that may go to several: docs/lanes.md
     doors: DoorSettings = DoorSettings()  # what jobs from Celery clients may ask for; see docs/doors.md
     result_backend_url: str | None = (
         None  # where Celery clients read the results of their tasks; None = results are not kept

@@ -63,6 +63,7 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
 
     from penstock_cli.show.engines import engines_line
     from penstock_cli.show.feeders import feeders_line
+    from penstock_cli.show.lanes import lane_line
     from penstock_cli.show.origin import from_job_line, started_by_line
     from penstock_cli.show.pauses import pause_lines
     from penstock_cli.show.progress import final_line, line, reason_lines
@@ -73,7 +74,7 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
         Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"), soft_wrap=True
     )
     feeders = feeders_line(job, ledger.jobs.shards(job.job_id), one_machine=ledger.database.is_sqlite)
-    for told in filter(None, (started_by_line(job), from_job_line(job), feeders)):
+    for told in filter(None, (started_by_line(job), from_job_line(job), feeders, lane_line(ledger.moves(job)))):
         console.print(Text(told), soft_wrap=True)
     for sentence in pause_lines(job, ledger.option()):
         console.print(Text(sentence), soft_wrap=True)
@@ -107,9 +108,16 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     from penstock_producer.job.lanes import packs
 
     redis = ledger.redis_if_running()
-    engines = engines_of(redis.workers(), str(job.spec["lane"])) if redis is not None else None
+    engines = engines_of(redis.workers(), job.lane) if redis is not None else None
     counts, made_with = ledger.outcomes.counts(job.job_id), ledger.made_with(job)
-    report = build(job, counts, stats=ledger.stats(job), seconds=ledger.seconds(job), made_with=made_with)
+    report = build(
+        job,
+        counts,
+        stats=ledger.stats(job),
+        seconds=ledger.seconds(job),
+        made_with=made_with,
+        moves=ledger.moves(job),
+    )
     if job.state.final:
         report = replace(report, advice=advice(ledger, job, report))
     extra: dict[str, Any] = {
@@ -123,7 +131,7 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
         "reasons": figures.reasons,
         "last_failure": figures.cause,
     }
-    if packs(str(job.spec["lane"])):
+    if packs(job.lane):
         extra["provider_batches"] = batches_of(ledger.provider_batches(job))
     if engines is not None:
         extra["engines"] = engines.to_json()

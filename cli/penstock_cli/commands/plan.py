@@ -92,7 +92,9 @@ def plan(
     except SpecError as error:
         raise given.refusal(error) from error
     spec = picture.spec
-    settings = with_provider(WorkerSettings.load(lane=spec.lane), spec.provider, given.provider(flags), needs_key=False)
-    only = str(given.flags["lane"]) if "lane" in given.typed else None
+    settings = with_provider(
+        WorkerSettings.load(lane=spec.first_lane), spec.provider, given.provider(flags), needs_key=False
+    )
+    only = given.lanes if given.typed & {"lane", "lanes"} else ()
     plans = lane_plans(picture, settings, asked, only)
     (show_json if as_json else show)(picture, plans, asked)

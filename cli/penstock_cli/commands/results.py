@@ -32,6 +32,7 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
             stats=ledger.stats(found),
             seconds=ledger.seconds(found),
             made_with=ledger.made_with(found),
+            moves=ledger.moves(found),
         )
         figures = replace(figures, advice=advice(ledger, found, figures))
         if as_json:

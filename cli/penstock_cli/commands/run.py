@@ -51,7 +51,7 @@ def run(
     """
     from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_OK, UsageProblem
     from penstock_cli.processes.standby import Standby
-    from penstock_cli.run.request import request_of
+    from penstock_cli.run.request import request_of, standby_lane
 
     given = given.for_api(given.of_run("api", api))
     outcomes = given.outcomes(from_job, where)
@@ -69,7 +69,9 @@ def run(
         status = show(request)
         _tell_sample(request)
         raise typer.Exit(status)
-    with Standby(given.flags["lane"]) as standby:  # first of all: its imports take as long as all of this command's
+    with Standby(
+        standby_lane(given.lanes)
+    ) as standby:  # first of all: its imports take as long as all of this command's
         from penstock_cli.run.local import run_local
 
         status = run_local(request, standby)
@@ -86,6 +88,6 @@ def _tell_sample(request: RunRequest) -> None:
 
     if not request.state.expanduser().joinpath("penstock.db").is_file():
         return
-    spec, settings = understood(request)
+    spec, (settings, *_) = understood(request)
     for line in sample_says(request.state, request.job_key, spec, settings, request.workers, request.concurrency):
         console().print(line, soft_wrap=True, markup=False)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from penstock_cli.job import options
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
+
+if TYPE_CHECKING:
+    from penstock_ledger.model import Job
 
 
 @takes_job_flags
@@ -49,7 +54,18 @@ def submit(
                 accepted = producer.submit(given.source, spec, job_key=given.key(job))
         except SpecError as error:
             raise given.refusal(error) from error
-    warning = serving.warning(served, spec)
-    if warning is not None:
-        typer.echo(safe(warning), err=True)
+    for warning in (serving.warning(served, spec), _late(accepted)):
+        if warning is not None:
+            typer.echo(safe(warning), err=True)
     typer.echo(accepted.job_id)
+
+
+def _late(job: Job) -> str | None:
+    """That its deadline is not expected to be met, where it has one."""
+    if job.spec.get("deadline_s") is None:
+        return None
+    from penstock_cli.connect import books
+    from penstock_cli.run.lane_chosen import late_warning
+
+    with books(None) as ledger:
+        return late_warning(ledger, job)

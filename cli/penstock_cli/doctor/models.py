@@ -54,7 +54,7 @@ def _models(hot: RedisLedger, live: LiveJobs) -> Iterator[Finding]:
         (job, why)
         for job, _ in live.look()
         if job.state is JobState.RUNNING
-        and has_own_model(str(job.spec["lane"]))
+        and has_own_model(job.lane)
         and (why := unserved_model(hot, workers, job)) is not None
     ]
     fix = (

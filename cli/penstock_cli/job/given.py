@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.pairs import parse_pairs
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
-from penstock_producer.job.lanes import packs
+from penstock_producer.job.lanes import DEFAULT_LANE, packs, permitted
 from penstock_producer.job.options import OPTIONS, FlagForm
 
 if TYPE_CHECKING:
@@ -64,6 +64,13 @@ class GivenJob:
         return UsageProblem(
             f"{file.path} names no source; write source: FILE there, or give it with --spec: SOURCE --spec {file.path}"
         )
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """Those that the job may go to, as they were given: names that there are not are refused with the spec."""
+        lane, named = self.flags.get("lane"), self.flags.get("lanes")
+        names = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
+        return permitted(str(lane or DEFAULT_LANE), [str(name) for name in names] if isinstance(names, list) else None)
 
     def outcomes(self, job: str | None, where: Sequence[str] | None, names: str = "--from-job JOB") -> FromJob | None:
         """The job whose outcomes are read, by a flag or the file; None where a source is. What is typed goes before the file.

@@ -46,18 +46,22 @@ def job_spec(given: GivenJob) -> JobSpec:
 
     read = {field: _read(OPTIONS[field], typed) for field, typed in given.flags.items() if typed is not None}
     fields = {field: value for field, value in read.items() if value is not None}
-    lane = fields.get("lane")
-    usual = LANES[lane].endpoint if isinstance(lane, str) and lane in LANES else None
+    usual = _usual_endpoint(fields.get("lane"))
     if "endpoint" not in fields and usual is not None:
         fields["endpoint"] = usual
     try:
         spec = JobSpec(**fields).with_pinned_tokenizer()
     except SpecError as error:
         raise given.refusal(error) from error
-    if spec.takes_records and spec.model is None and not has_own_model(spec.lane):
+    if spec.takes_records and spec.model is None and spec.asks_a_provider:
         flag = "--prompt" if spec.prompt is not None else "--messages-field"
         raise UsageProblem(f"{flag} makes requests from plain records, and they need a model: give --model")
     return spec
+
+
+def _usual_endpoint(lane: Any) -> str | None:
+    """What the lane's jobs ask where they name none; None = the spec's default."""
+    return LANES[lane].endpoint if isinstance(lane, str) and lane in LANES else None
 
 
 def _read(option: Option, typed: Any) -> Any:
@@ -71,6 +75,8 @@ def _read(option: Option, typed: Any) -> Any:
             return _schema_of(typed) if is_model_path(str(typed)) else _schema_file(typed)
         case FlagForm.LIST, []:
             return None  # it was not typed
+        case FlagForm.NAMES, str():
+            return [name.strip() for name in typed.split(",")]
         case FlagForm.LINES, Path():
             return _lines_file(f"--{option.name}", typed)
         case FlagForm.ROWS, str():
@@ -118,10 +124,11 @@ def _lines_file(flag: str, path: Path) -> list[Any]:
 
 def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
     """For a lane that hosts its model: --model names it, unless the settings have one and the flag is only a label."""
-    own = settings.of_lane(spec.lane)
-    if spec.model is None or own is None or not has_own_model(spec.lane):
+    own = settings.of_lane(settings.lane)
+    is_asked = settings.lane in spec.permitted_lanes and has_own_model(settings.lane)
+    if spec.model is None or own is None or not is_asked:
         return settings
-    return settings.model_copy(update={spec.lane: own.hosting(spec.model)})
+    return settings.model_copy(update={settings.lane: own.hosting(spec.model)})
 
 
 def with_provider(

@@ -83,7 +83,7 @@ def _counts(found: Interval) -> str:
 
 def _costs(job: MeasuredJob, found: Interval, plans: Sequence[LanePlan]) -> str:
     """Of lanes that host a model by the time that they compute: a sample's own time has the start and the end in it."""
-    if has_own_model(job.spec.lane):
+    if has_own_model(job.lane):
         known = [plan.cost_usd for plan in plans if plan.cost_usd is not None]
         found = Interval(min(known), plans[1].cost_usd or 0.0, max(known)) if known else found
     elif job.cost_usd is None:
@@ -114,7 +114,7 @@ def _planned(
     """Played with the tokens of one end of the intervals, or of their middle."""
     share_in, share_out = (sums[name][place] / record.documents for name in ("in", "out"))
     pace = _slower(job, (sums["in"][place] + sums["out"][place]) / max(1.0, sums["in"].middle + sums["out"].middle))
-    (plan,) = lane_plans(_picture(record, pace, share_in, share_out), settings, asked, job.spec.lane)
+    (plan,) = lane_plans(_picture(record, pace, share_in, share_out), settings, asked, [job.lane])
     return plan
 
 

@@ -48,9 +48,9 @@ class LanePlan:
         }  # fmt: skip
 
 
-def lane_plans(picture: Picture, settings: WorkerSettings, asked: Asked, only: str | None) -> list[LanePlan]:
-    """One for each lane that can answer the job's endpoint, or for the one that was asked for."""
-    lanes = [only] if only is not None else [lane for lane in LANES if can_answer(lane, picture.spec)]
+def lane_plans(picture: Picture, settings: WorkerSettings, asked: Asked, only: Sequence[str] = ()) -> list[LanePlan]:
+    """One for each lane that can answer the job's endpoint, or for those that were asked for."""
+    lanes = only or [lane for lane in LANES if can_answer(lane, picture.spec)]
     return [_plan(lane, picture, settings, asked) for lane in lanes]
 
 
@@ -59,7 +59,7 @@ def _plan(lane: str, picture: Picture, settings: WorkerSettings, asked: Asked) -
     if packs(lane):
         return _of_batches(lane, picture, settings, asked, figures)
     provider = None if has_own_model(lane) else settings.provider(picture.spec.provider)
-    job = picture.job if picture.job is not None and picture.job.spec.lane == lane else None
+    job = picture.job if picture.job is not None and picture.job.lane == lane else None
     engine = job.per_second if provider is None and job is not None else None
     if provider is None and engine is None:
         return LanePlan(
@@ -184,7 +184,7 @@ def _cost(lane: str, picture: Picture, settings: WorkerSettings, planned: Planne
     if has_own_model(lane):
         hourly = settings.cost.usd_per_hour * planned.workers
         return hourly * planned.phases[CALLS] / 3_600 if hourly else None  # loading is on no document's account
-    if job is not None and job.cost_usd is not None and _charges_alike(job.spec.lane, lane):
+    if job is not None and job.cost_usd is not None and _charges_alike(job.lane, lane):
         return job.cost_usd * picture.documents  # with what its prompt cache saved, and what refused answers cost
     prices = settings.provider(picture.spec.provider).prices_of(picture.spec.model)
     if prices is None:

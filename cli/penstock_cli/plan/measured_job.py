@@ -25,6 +25,7 @@ class MeasuredJob:
     """Figures of one document, where not said otherwise."""
 
     spec: JobSpec
+    lane: str  # that answered it; the first that it may go to where several did
     documents: int  # finished
     tokens_in: float
     tokens_out: float
@@ -47,12 +48,15 @@ def measured_job(name: str, state: Path | None, workers: int) -> MeasuredJob:
         counts = ledger.outcomes.counts(job.job_id)
         some = ledger.outcomes.spent(job.job_id, LOOKED_AT)
         batches = ProviderBatchStore(ledger.database).of_job(job.job_id)
+        lanes = {one.lane for one in ledger.made_with(job)}
     answered = [one for one in some if not one.is_dead and one.calls]
     if not answered:
         raise UsageProblem(f"--from-job {name}: it has no answered document to measure; take one that has results")
     finished = counts.succeeded + counts.dead
+    spec = JobSpec.accepted(job.spec)
     return MeasuredJob(
-        JobSpec.accepted(job.spec),
+        spec,
+        lanes.pop() if len(lanes) == 1 else spec.first_lane,
         finished,
         _mean([one.prompt_tokens for one in answered]),
         _mean([one.completion_tokens for one in answered]),

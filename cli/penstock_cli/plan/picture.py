@@ -158,7 +158,7 @@ class _Drawn:
         if self._asked.latency_s is not None:
             self._note("seconds of a call", self._asked.latency_s, "", "as typed")
             return (self._asked.latency_s,)
-        if job is not None and _asks_a_provider(job.spec.lane):
+        if job is not None and _asks_a_provider(job.lane):
             some = job.latencies_s
             words = f"job {self._asked.job}; median {_at(some, 0.5):.2f}, 99 % below {_at(some, 0.99):.2f}"
             self._note("seconds of a call", sum(some) / len(some), "mean", words)

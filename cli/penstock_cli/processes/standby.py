@@ -76,6 +76,7 @@ class Standby:
     """The fork server of one `penstock run`. It ends with the context, and so do workers that still run."""
 
     def __init__(self, lane: str) -> None:
+        self.lane = lane  # of the workers that it forks
         self._process = subprocess.Popen(  # noqa: S603 -- our own interpreter and command line
             server_command(lane),
             env=child_environment({}),

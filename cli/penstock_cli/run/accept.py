@@ -65,6 +65,7 @@ def accepted(plan: Plan, ledger: Books) -> Job:
         plan.console.print(changed)
     _take_over_samples(plan, ledger, job)
     _say_where_it_stands(plan.console, ledger, job)
+    _warn_of_deadline(plan, ledger, job)
     remember(plan.state, job.job_id)
     return job
 
@@ -123,6 +124,22 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
     budget = "none" if plan.spec.budget_usd is None else usd(plan.spec.budget_usd)
     deadline = "none" if plan.spec.deadline_s is None else duration(plan.spec.deadline_s)
     return f"limits of the job are now: budget {budget}, deadline {deadline} from its submit"
+
+
+def _warn_of_deadline(plan: Plan, ledger: Books, job: Job) -> None:
+    """Of a job that was just made, where its deadline is not expected to be met."""
+    if (
+        plan.spec.deadline_s is None
+        or not plan.spec.asks_a_provider
+        or job.state.final
+        or ledger.figures_path(job).exists()
+    ):
+        return
+    from penstock_cli.run.lane_chosen import late_warning
+
+    warning = late_warning(ledger, job, plan.settings)
+    if warning is not None:
+        plan.console.print(warning, soft_wrap=True)
 
 
 def _say_where_it_stands(console: Console, ledger: Books, job: Job) -> None:

@@ -27,8 +27,8 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
     from penstock_cli.run.reachable import knock, name_receiver
 
-    spec, settings = understood(request)
-    settings = _with_short_lease(settings)
+    spec, (settings, *beside) = understood(request)
+    settings, beside = _with_short_lease(settings), [*map(_with_short_lease, beside)]
     if asks_a_provider(spec):
         name_receiver(spec.provider, settings.provider(spec.provider))
         knock(settings.provider(spec.provider).base_url)
@@ -36,39 +36,55 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     files.refuse_other_jobs(request.out, request.job_key)
     to_write = tables.Tables.of(spec)
     tables.check(to_write, spec, request.source, request.out)
-    return Plan(request, spec.without_sinks(), to_write, settings, StateFolder.create(request.state), console, progress)
+    state = StateFolder.create(request.state)
+    return Plan(request, spec.without_sinks(), to_write, settings, beside, state, console, progress)
 
 
-def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
-    """Flags and settings, checked without a look at anything else. Raises UsageProblem and SettingsError."""
+def understood(request: RunRequest) -> tuple[JobSpec, list[WorkerSettings]]:
+    """Flags and the settings of each lane that they permit, the first one first, checked without a look at anything else.
+    Raises UsageProblem and SettingsError."""
     from penstock_producer import SpecError
     from penstock_producer.accepting.acceptance import check_acceptable
     from penstock_producer.sources import refuse_unreadable
-    from penstock_workers.lanes.registry import check_lane, make_lane
-    from penstock_workers.settings import WorkerSettings
+    from penstock_workers.lanes.registry import check_lane
 
     spec = job_spec(request.given)
     if not files.is_remote(request.source) or is_database(request.source):
         refuse_unreadable(request.source)  # before anything that takes time, or asks for a key
-    check_lane(spec.lane)
+    for lane in spec.permitted_lanes:
+        check_lane(lane)
     check_hooks((spec.preprocess, spec.postprocess))
-    settings = WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency)
-    settings = (
-        with_provider(settings, spec.provider, request.provider, spec.fallback or ())
-        if asks_a_provider(spec)
-        else with_own_model(settings, spec)
-    )
-    settings = _with_hooks(settings, spec)
+    of_lanes = [_settings_of(lane, spec, request) for lane in spec.permitted_lanes]
     try:
-        check_acceptable(spec, settings.prices(spec.provider))
-        _refuse_models_elsewhere(spec, settings)
+        check_acceptable(spec, of_lanes[0].prices(spec.provider))
+        for settings in of_lanes:
+            _refuse_models_elsewhere(spec, settings)
     except SpecError as error:
         raise request.given.refusal(error) from error
+    for settings in of_lanes:
+        _refuse_what_is_missing(spec, settings)
+    return spec, of_lanes
+
+
+def _settings_of(lane: str, spec: JobSpec, request: RunRequest) -> WorkerSettings:
+    """Raises UsageProblem and SettingsError."""
+    from penstock_workers.settings import WorkerSettings
+
+    settings = WorkerSettings.load(lane=lane, concurrency=request.concurrency)
     if asks_a_provider(spec):
-        settings.provider(spec.provider).api_key(spec.provider)  # raises MissingApiKey, PlainHttp
+        settings = with_provider(settings, spec.provider, request.provider, spec.fallback or ())
+    return _with_hooks(with_own_model(settings, spec), spec)
+
+
+def _refuse_what_is_missing(spec: JobSpec, settings: WorkerSettings) -> None:
+    """Here rather than in a worker's log. Raises MissingApiKey, PlainHttp and ModelMissing."""
+    from penstock_producer.job.lanes import has_own_model
+    from penstock_workers.lanes.registry import make_lane
+
+    if has_own_model(settings.lane):
+        make_lane(settings)
     else:
-        make_lane(settings)  # raises ModelMissing here rather than in a worker's log
-    return spec, settings
+        settings.provider(spec.provider).api_key(spec.provider)
 
 
 def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
@@ -77,23 +93,21 @@ def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
     from penstock_producer.errors import Problem, SpecError
     from penstock_workers.lanes.registry import served_by
 
-    served, own = served_by(settings), settings.of_lane(spec.lane)
+    served, own = served_by(settings), settings.of_lane(settings.lane)
     if served is None or not served.names or (own is not None and own.finds_names_later()):
         return  # a provider's; or what is served is known once the worker is up
     elsewhere = [model for model in spec.fallback or () if model not in served.every_name]
     if elsewhere:
         why = f"`penstock run` hosts one model, and it is not {' or '.join(elsewhere)}"
         fix = (
-            f"start a worker for each model (penstock worker --lane {spec.lane} --model …) and submit the job to them, or run "
-            "the dead letters again: penstock submit --from-job JOB --where reason=… --model …"
+            f"start a worker for each model (penstock worker --lane {settings.lane} --model …) and submit the job to them, or "
+            "run the dead letters again: penstock submit --from-job JOB --where reason=… --model …"
         )
         raise SpecError([Problem("invalid_value", "/fallback", why, fix)])
 
 
 def asks_a_provider(spec: JobSpec) -> bool:
-    from penstock_producer.job.lanes import has_own_model
-
-    return not has_own_model(spec.lane)
+    return spec.asks_a_provider
 
 
 def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:

@@ -89,5 +89,7 @@ def keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:
 
     counts = ledger.outcomes.counts(job.job_id)
     kept = KeptFigures.load(ledger.figures_path(job))
-    report = reports.build(job, counts, stats=kept.stats, seconds=kept.seconds, made_with=ledger.made_with(job))
+    report = reports.build(
+        job, counts, stats=kept.stats, seconds=kept.seconds, made_with=ledger.made_with(job), moves=ledger.moves(job)
+    )
     return report, files.write_report(report, plan.request.out)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock_cli.run.lane_chosen import choice_lines
 from penstock_cli.run.lanes_beside import beside, table
 from penstock_cli.show.changes import asked_form, changes, saved_tokens, token_limits
 from penstock_cli.show.text import count, counted, one_line, safe, usd
@@ -67,6 +68,8 @@ def show(
     if provider is None:
         return
     console.print(table(beside(found.estimate, usable, spec, provider)))
+    for line in choice_lines(spec, found.estimate, usable, provider):
+        console.print(safe(line), soft_wrap=True)
     if words := beyond_budget(spec.budget_usd, found.estimate.usd(provider.prices_of(spec.model))):
         console.print(f"{words} (--over-budget {spec.over_budget})", soft_wrap=True)
 

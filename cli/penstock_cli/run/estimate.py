@@ -10,6 +10,7 @@ import typer
 
 from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.job.jobspec import job_spec, with_provider
+from penstock_cli.run.lane_chosen import choice_lines
 from penstock_cli.run.lanes_beside import LaneGuess, beside, table
 from penstock_cli.show.text import count, counted, safe
 from penstock_producer.accepting.estimates import Estimate
@@ -30,6 +31,7 @@ class Estimated:
     guess: Estimate
     prices: ModelPrices | None  # of the job's model; None = unknown
     lanes: list[LaneGuess]
+    choice: list[str]  # which of several would be chosen, and whether the deadline would be met, for people
 
 
 def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
@@ -42,7 +44,7 @@ def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
 
     given, tokenizer = for_a_look(given)
     spec = job_spec(given)
-    settings = with_provider(WorkerSettings.load(lane=spec.lane), spec.provider, flags, needs_key=False)
+    settings = with_provider(WorkerSettings.load(lane=spec.first_lane), spec.provider, flags, needs_key=False)
     provider = settings.provider(spec.provider)
     try:
         found = survey(open_source(given.source, spec, ProducerSettings.load()), spec, meter=meter(spec, tokenizer))
@@ -50,7 +52,9 @@ def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
         raise given.refusal(error) from error
     usable = found.total - len(found.refused)
     lanes = beside(found.estimate, usable, spec, provider)
-    return Estimated(given.source, usable, len(found.refused), found.estimate, provider.prices_of(spec.model), lanes)
+    choice = choice_lines(spec, found.estimate, usable, provider)
+    prices = provider.prices_of(spec.model)
+    return Estimated(given.source, usable, len(found.refused), found.estimate, prices, lanes, choice)
 
 
 def show(found: Estimated) -> None:
@@ -72,6 +76,8 @@ def show(found: Estimated) -> None:
             soft_wrap=True,
         )
     console.print(table(found.lanes))
+    for line in found.choice:
+        console.print(safe(line), soft_wrap=True)
     console.print("nothing was started, and no call was made", style="dim")
 
 
@@ -83,5 +89,6 @@ def show_json(found: Estimated) -> None:
         "tokens_by": found.guess.by,
         "prices": None if found.prices is None else found.prices.model_dump(mode="json", exclude_none=True),
         "lanes": [lane._asdict() for lane in found.lanes],
+        "choice": found.choice,
     }  # fmt: skip
     typer.echo(json.dumps(shown, indent=2))

@@ -16,9 +16,11 @@ from penstock_cli.disk import DiskGuard, is_full, shortage
 from penstock_cli.errors import RedisNotRunning, UsageProblem
 from penstock_cli.processes.standby import Standby, worker_command
 from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Supervisor
+from penstock_cli.processes.worker_process import Policy, Process
 from penstock_cli.redis_server.keeper import RedisKeeper
 from penstock_cli.redis_server.server import EmbeddedRedis
 from penstock_cli.run.reachable import knock
+from penstock_cli.run.request import runs_alone
 from penstock_cli.settings import child_environment
 from penstock_cli.show.figures import JobFigures, KeptFigures
 from penstock_cli.show.pauses import ends_by_itself, pause_lines
@@ -49,7 +51,7 @@ class Fleet:
 
     def __init__(
         self,
-        settings: WorkerSettings,
+        of_lanes: Sequence[WorkerSettings],
         state: StateFolder,
         workers: int,
         *,
@@ -58,20 +60,17 @@ class Fleet:
         progress: Progress,
         standby: Standby,
     ) -> None:
-        """``places`` are the folders that the job writes to."""
+        """``of_lanes``: settings of each lane that the job may go to; ``places`` are the folders that it writes to."""
+        settings = of_lanes[0]
         self._standby = standby
         if settings.broker_url is not None:
             progress.say("broker_url is for fleets: this job goes through a Redis of its own")
-        self._settings = settings.model_copy(
-            update={
-                "database_url": state.database_url,
-                "control": False,
-                "broker_url": None,
-                **_kept_beside(settings, state),
-            }
-        )
+        self._of_lanes = [_in_folder(one, state) for one in of_lanes]
+        self._settings = self._of_lanes[0]
         self._state = state
-        self._count = workers
+        self._lanes = [
+            one.lane for one in of_lanes for _ in range(1 if runs_alone(one.lane) and len(of_lanes) > 1 else workers)
+        ]
         self._places = places
         self._hurry = hurry
         self._progress = progress
@@ -91,12 +90,14 @@ class Fleet:
             server = EmbeddedRedis.start(self._state.redis, self._tell)
             self._keeper = RedisKeeper(server, self._tell)
             exits.callback(self._stop_redis)
-            self._settings = self._settings.model_copy(update={"redis_url": server.endpoint.redis_url})
+            url = {"redis_url": server.endpoint.redis_url}
+            self._of_lanes = [one.model_copy(update=url) for one in self._of_lanes]
+            self._settings = self._of_lanes[0]
             self._books = exits.enter_context(self._open_books())
             self._take_over()
             exits.callback(self._progress.note, "stopping the control loop")
             self._control = exits.enter_context(self._run_control())
-            self._progress.note(f"starting {counted(self._count, 'worker')}")
+            self._progress.note(f"starting {counted(len(self._lanes), 'worker')}")
             self._supervisor = self._start_workers()
             exits.callback(self._stop_workers)
             self._exits = exits.pop_all()
@@ -247,7 +248,7 @@ class Fleet:
         """With the reason where the provider cannot be reached."""
         if notice is None:
             return
-        asked = {} if has_own_model(self._settings.lane) else self._settings.providers
+        asked = {} if all(map(has_own_model, self._lanes)) else self._settings.providers
         for provider in asked.values():
             try:
                 knock(provider.base_url)
@@ -278,14 +279,21 @@ class Fleet:
         return start_control(self._settings)
 
     def _start_workers(self) -> Supervisor:
-        lane, variables = self._settings.lane, as_variables(self._settings, self._state)
+        variables = {one.lane: as_variables(one, self._state) for one in self._of_lanes}
+
+        def forked(number: int, log: Path) -> Process | None:
+            """Of the lane whose modules are imported already; the others are started as they are."""
+            lane = self._lanes[number - 1]
+            return self._standby.take(number, variables[lane], log) if lane == self._standby.lane else None
+
         supervisor = Supervisor(
-            lambda number: worker_command(lane, number),
-            self._count,
-            environment=child_environment(variables),
+            lambda number: worker_command(self._lanes[number - 1], number),
+            len(self._lanes),
+            environment=child_environment({}),
             logs=self._state.logs,
-            take=lambda number, log: self._standby.take(number, variables, log),
+            take=forked,
             tell=self._tell,
+            policy=Policy(variables=lambda number: variables[self._lanes[number - 1]]),
         )
         supervisor.start()
         return supervisor
@@ -321,9 +329,15 @@ class Fleet:
         import redis
 
         with contextlib.suppress(redis.RedisError, RedisNotRunning):
-            depth = self._books.redis.depth(queue_name(self._settings.lane))
-            return depth.unacked - depth.relayed
+            depths = [self._books.redis.depth(queue_name(lane)) for lane in dict.fromkeys(self._lanes)]
+            return sum(depth.unacked - depth.relayed for depth in depths)
         return None
+
+
+def _in_folder(settings: WorkerSettings, state: StateFolder) -> WorkerSettings:
+    """The settings of a worker of this job."""
+    own = {"database_url": state.database_url, "control": False, "broker_url": None, **_kept_beside(settings, state)}
+    return settings.model_copy(update=own)
 
 
 def _kept_beside(settings: WorkerSettings, state: StateFolder) -> dict[str, Any]:

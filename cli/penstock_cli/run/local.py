@@ -75,7 +75,7 @@ def dry_run(request: RunRequest) -> int:
 
     with Interrupts():
         given, tokenizer = for_a_look(request.given)
-        spec, settings = understood(replace(request, given=given))
+        spec, (settings, *_) = understood(replace(request, given=given))
         provider = settings.provider(spec.provider) if asks_a_provider(spec) else None
         shown.run(make_console(), request.source, spec, provider, meter(spec, tokenizer))
     return EXIT_OK
@@ -88,7 +88,7 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby
     kept = KeptFigures.load(ledger.figures_path(job))
     interrupts.defer()
     with Fleet(
-        plan.settings,
+        (plan.settings, *plan.beside),
         plan.state,
         plan.request.workers,
         places=places_of(plan.request),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from penstock_cli.job.given import FromJob, GivenJob
 from penstock_cli.job.options import ProviderFlags, RunFlags
 from penstock_cli.run.tables import Tables
 from penstock_cli.state import StateFolder
+from penstock_producer.job.lanes import has_own_model, packs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +51,8 @@ class Plan:
     request: RunRequest
     spec: JobSpec  # as it is submitted: this command writes the results itself
     tables: Tables
-    settings: WorkerSettings
+    settings: WorkerSettings  # of the lane that the job begins with
+    beside: Sequence[WorkerSettings]  # of the other lanes that it may go to
     state: StateFolder
     console: Console
     progress: Progress
@@ -60,7 +63,6 @@ def request_of(
 ) -> RunRequest:
     """Flags over the job spec file over defaults. Raises UsageProblem."""
     from penstock_cli.job.jobspec import job_spec
-    from penstock_producer.job.lanes import has_own_model, packs
     from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
     out = given.of_run("out", typed.out)
@@ -68,7 +70,7 @@ def request_of(
         raise UsageProblem("say where the results go: --out DIR, or run: {out: DIR} in a job spec file")
     if given.file is not None:
         job_spec(given)  # a file has any value anywhere; flags have been looked at by now
-    state, lane = given.of_run("state", typed.state), given.flags["lane"]
+    state = given.of_run("state", typed.state)
     return RunRequest(
         out=out,
         state=Path(state) if state is not None else default_state(out),
@@ -76,12 +78,22 @@ def request_of(
         given=given,
         provider=given.provider(provider),
         workers=given.of_run("workers", typed.workers)
-        or (DEFAULT_ENGINES if has_own_model(lane) or packs(lane) else DEFAULT_WORKERS),
+        or (DEFAULT_ENGINES if all(map(runs_alone, given.lanes)) else DEFAULT_WORKERS),
         concurrency=given.of_run("concurrency", typed.concurrency),
         panel=not given.of_run("no_progress", typed.no_progress),
         sample=given.of_run("sample", typed.sample),
         outcomes=outcomes,
     )
+
+
+def runs_alone(lane: str) -> bool:
+    """Whether one worker of this lane is enough for a machine, or takes all of it."""
+    return has_own_model(lane) or packs(lane)
+
+
+def standby_lane(lanes: Sequence[str]) -> str:
+    """Of several the one with the most workers, which are forked."""
+    return next((lane for lane in lanes if not runs_alone(lane)), lanes[0])
 
 
 def _default_key(given: GivenJob, outcomes: FromJob | None) -> str:

@@ -68,7 +68,7 @@ def unserved_model(redis: RedisLedger, workers: Iterable[WorkerSeen], job: Job) 
     from penstock_producer.feed.queues import queue_name
     from penstock_producer.feed.served import missing_model, serving_of, unserved_queues
 
-    lane, model = str(job.spec["lane"]), job.spec.get("model")
+    lane, model = job.lane, job.spec.get("model")
     serving = serving_of(workers, lane)
     missing = missing_model(serving, model, redis.bound(job.job_id) if model is None else None)
     following = [queue_name(lane, one) for one in job.spec.get("fallback") or ()]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
 from penstock_cli.show.changes import changes, saved_tokens
 from penstock_cli.show.figures import MICRO, retried_by_reason
+from penstock_cli.show.lanes import lanes_of
 from penstock_cli.show.reasons import retried_line, reused_lines
 from penstock_cli.show.text import asked_again, count, duration, percent, rate, safe, usd
 from penstock_producer.job.lanes import has_own_model
@@ -18,7 +19,7 @@ from penstock_producer.tally import Tally
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock_ledger import MadeWith
+    from penstock_ledger import LaneMove, MadeWith
     from penstock_ledger.model import Counts, Job
 
 
@@ -53,6 +54,9 @@ class Report:
     made_with: list[dict[str, Any]] = field(default_factory=list)  # releases, engines, prices; a result has its model
     deduplicated: int = 0  # of the succeeded: took the answer to an equal request of this job, at no cost
     cached: int = 0  # likewise of an earlier job
+    answered_twice: int = 0  # documents that were paid for again, as two lanes have answered them; in the cost
+    twice_cost_usd: float = 0.0  # of `cost_usd`: what the answers cost that came second
+    lanes: list[dict[str, Any]] = field(default_factory=list)  # where the job went, when and why
     advice: list[str] = field(default_factory=list)  # where all documents failed alike: why, and what to do
 
     @property
@@ -77,6 +81,7 @@ def build(
     stats: Mapping[str, int],
     seconds: float | None = None,
     made_with: Iterable[MadeWith] = (),
+    moves: Iterable[LaneMove] = (),
 ) -> Report:
     """SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw.
 
@@ -87,7 +92,7 @@ def build(
     combinations = list(made_with)
     cost_usd = None if any(map(_is_unpriced, combinations)) else round(counts.cost_microusd / MICRO, 6)
     tally = Tally.of_pin(job.source)
-    is_hosted = has_own_model(str(job.spec.get("lane", "")))
+    is_hosted = has_own_model(job.lane)
     return Report(
         job=job.job_key,
         state=str(job.state),
@@ -116,6 +121,9 @@ def build(
         tokens_saved=saved_tokens(tally),
         deduplicated=counts.reused.get("dedup", 0),
         cached=counts.reused.get("cache", 0),
+        answered_twice=counts.answered_twice,
+        twice_cost_usd=round(counts.twice_microusd / MICRO, 6),
+        lanes=lanes_of(moves),
     )
 
 
@@ -169,8 +177,18 @@ def _effort(report: Report) -> list[str]:
         f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {_cost(report)}",
         *reused_lines(report.deduplicated, report.cached),
         *([] if retried is None else [retried]),
+        *_twice(report),
         *dict.fromkeys(map(_made_with, report.made_with)),
         *changes(report.rows_cut, report.tokens_saved),
+    ]
+
+
+def _twice(report: Report) -> list[str]:
+    if not report.answered_twice:
+        return []
+    return [
+        f"{count(report.answered_twice)} documents were answered twice, as the job has changed its lane: "
+        f"{usd(report.twice_cost_usd)} of the cost"
     ]
 
 

@@ -50,7 +50,7 @@ class Watch:
         counts, moved = self._counter.look()
         stats = self._counter.stats
         redis = self._books.redis_if_running()
-        depth = redis.depth(queue_name(self.job.spec["lane"])) if redis is not None else None
+        depth = redis.depth(queue_name(self.job.lane)) if redis is not None else None
         seen = redis.workers() if redis is not None else []
         succeeded, dead = counts.succeeded + moved.get("succeeded", 0), counts.dead + moved.get("dead", 0)
         return JobFigures(
@@ -72,7 +72,7 @@ class Watch:
             queued=depth.queued + depth.relayed if depth else 0,
             delayed=depth.delayed if depth else 0,
             workers=workers if workers is not None else len(seen),
-            engines=engines_of(seen, str(self.job.spec["lane"])),
+            engines=engines_of(seen, self.job.lane),
             batches=self._batches(),
             **self._reasons(seen, counts, served=workers is not None),
             seconds=self._seconds(),
@@ -80,7 +80,7 @@ class Watch:
         )
 
     def _batches(self) -> str | None:
-        if not packs(str(self.job.spec["lane"])):
+        if not packs(self.job.lane):
             return None
         return batches_line(self._books.provider_batches(self.job))
 
@@ -101,7 +101,7 @@ class Watch:
         client, redis = self._books.redis_client, self._books.redis_if_running()
         if self.job.state != "running" or client is None or redis is None:
             return {"reasons": (), "cause": None}
-        lane, provider = str(self.job.spec["lane"]), str(self.job.spec.get("provider", "default"))
+        lane, provider = self.job.lane, str(self.job.spec.get("provider", "default"))
         cause = latest_cause(redis.failing.of(provider, self.job.job_id))
         line = None if cause is None else cause_line(cause)
         found = [None if served else unserved(seen, lane)]

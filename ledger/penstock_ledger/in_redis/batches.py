@@ -42,6 +42,7 @@ class BeginReply(IntEnum):
     CANCELLED = 3
     UNKNOWN = 4  # no feed has put it into the window: nothing was counted
     UNKNOWN_SINCE_REBUILT = 5  # the same, but Redis was rebuilt lately and its windows are not full again yet
+    ELSEWHERE = 6  # its job goes on in another lane than the worker's: nothing was counted
 
 
 class Begun(NamedTuple):
@@ -174,7 +175,7 @@ class Memory(NamedTuple):
 class JobSeen(NamedTuple):
     """What Redis holds of a live job."""
 
-    is_current: bool  # workers see the job in the state that SQL has
+    is_current: bool  # workers see the job in the state, and in the lane, that SQL has
     is_paused: bool  # workers see it as paused
     parked: int  # messages that wait for it to be resumed
     outstanding: tuple[int, ...]  # documents that were fed and are not finished, by generation, the first one first

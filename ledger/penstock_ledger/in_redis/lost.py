@@ -31,6 +31,11 @@ def find_missing(client: Any, scripts: Scripts, queues: Sequence[str], wanted: d
     return list(lost.values())
 
 
+def held_by(client: Any, queue: str, wanted: dict[str, ItemKey]) -> list[ItemKey]:
+    """Those of ``wanted`` (by tag) whose messages are with workers of this queue."""
+    return [wanted[tag] for tag in _held(client, keys.unacked(queue), list(wanted))]
+
+
 def _drop(lost: dict[str, ItemKey], found: Iterable[str]) -> None:
     for tag in found:
         lost.pop(tag, None)

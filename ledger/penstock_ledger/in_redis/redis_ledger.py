@@ -32,7 +32,7 @@ from penstock_ledger.in_redis.batches import (
 )
 from penstock_ledger.in_redis.causes import CauseBook
 from penstock_ledger.in_redis.chunks import chunks, feed_chunks, until_short
-from penstock_ledger.in_redis.lost import find_missing
+from penstock_ledger.in_redis.lost import find_missing, held_by
 from penstock_ledger.in_redis.queue_book import QueueBook
 from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, Scripts
 from penstock_ledger.in_redis.settle_chunks import settle_chunks
@@ -89,9 +89,10 @@ class RedisLedger:
             in_window += report.in_window
         return PublishReport(published, done, in_window)
 
-    def begin(self, items: Sequence[Begin]) -> list[Begun]:
-        """Count the starts of items, in their order, unless they are finished, paused, cancelled or in no window."""
-        return [begun for chunk in chunks(items) for begun in self._scripts.begin(chunk, self._epoch)]
+    def begin(self, items: Sequence[Begin], lane: str = "") -> list[Begun]:
+        """Count the starts of items, in their order, unless they are finished, paused, cancelled or in no window, or their job
+        has moved to another lane than the caller's."""
+        return [begun for chunk in chunks(items) for begun in self._scripts.begin(chunk, self._epoch, lane)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
         """Conclude items, then put others off. Works in a full Redis too, because it is what frees memory."""
@@ -158,15 +159,29 @@ class RedisLedger:
         for doc, position in self._client.hscan_iter(_window(job_id, generation), count=SCAN_STEP):
             yield doc.decode(), position.decode()
 
+    def held(self, queue: str, items: Iterable[ItemKey], tag_of: Callable[[ItemKey], str]) -> set[ItemKey]:
+        """Those of ``items`` that workers of the lane with this queue hold."""
+        tags = {tag_of(key): key for key in items}
+        return {key for name in self.queues.of(queue) for key in held_by(self._client, name, tags)}
+
     def missing(
-        self, queue: str, job_id: str, generation: int, tag_of: Callable[[ItemKey], str]
+        self,
+        queue: str,
+        job_id: str,
+        generation: int,
+        tag_of: Callable[[ItemKey], str],
+        *,
+        besides: Iterable[str] = (),
     ) -> list[tuple[str, str]]:
         """(document id, position) of those in the window that are neither queued nor unacked, delayed or parked.
 
+        ``besides``: queues of lanes that the job has left; what their workers hold still is not missing.
         A document that moves between two places during the look may be named by mistake: act on those that are named twice.
         """
         window = {ItemKey(job_id, generation, doc): position for doc, position in self.window(job_id, generation)}
         lost = find_missing(self._client, self._scripts, self.queues.of(queue), {tag_of(key): key for key in window})
+        for left in besides:
+            lost = sorted(set(lost) - self.held(left, lost, tag_of))
         still = self._still_in_window(job_id, generation, [key.doc_id for key in lost])
         return [(key.doc_id, window[key]) for key in lost if key.doc_id in still]
 
@@ -301,6 +316,11 @@ class RedisLedger:
         else:
             self._client.set(f"{keys.job_scope(job_id)}:state", seen_as)
 
+    def set_job_lane(self, job: Job) -> None:
+        """Write the lane that workers see at begin. A job that has never moved has no key."""
+        if job.moves:
+            self._client.set(f"{keys.job_scope(job.job_id)}:lane", job.lane)
+
     def see(self, jobs: Sequence[Job]) -> list[JobSeen]:
         """What is held of each job, in its order; one script call for up to BATCH_MAX of them."""
         seen: list[JobSeen] = []
@@ -334,9 +354,10 @@ class RedisLedger:
 
 
 def _job_seen(job: Job, answers: Iterator[Any]) -> JobSeen:
-    seen_as, parked = next(answers) or None, next(answers)
+    seen_as, lane, parked = next(answers) or None, next(answers), next(answers)
     outstanding = tuple(int(length) for length in islice(answers, job.generation))
-    return JobSeen(seen_as == _STATES.get(job.state), seen_as == _STATES[JobState.PAUSED], int(parked), outstanding)
+    is_current = seen_as == _STATES.get(job.state) and lane == (job.lane.encode() if job.moves else b"")
+    return JobSeen(is_current, seen_as == _STATES[JobState.PAUSED], int(parked), outstanding)
 
 
 def _window(job_id: str, generation: int) -> str:

@@ -81,16 +81,16 @@ class Scripts:
         )
         return answer if isinstance(answer, bytes) else PublishReport(*answer)
 
-    def begin(self, items: Sequence[Begin], epoch: str) -> list[Begun]:
+    def begin(self, items: Sequence[Begin], epoch: str, lane: str) -> list[Begun]:
         by_feed: dict[tuple[str, int], list[int]] = defaultdict(list)
         for number, (key, _) in enumerate(items):
             by_feed[key.job_id, key.generation].append(number)
-        feeds, fields = list[tuple[Any, ...]](), _Fields(before=2)
+        feeds, fields = list[tuple[Any, ...]](), _Fields(before=3)
         for feed, numbers in by_feed.items():
             docs = [items[number].key.doc_id for number in numbers]
             places = [fields.place(doc_id, items[number].buckets) for number, doc_id in zip(numbers, docs, strict=True)]
             feeds.append((*_scopes(feed), docs, *zip(*places, strict=True)))
-        answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], [epoch, _packed(feeds), *fields.arguments])
+        answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], [epoch, _packed(feeds), lane, *fields.arguments])
         found = sorted(zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True))
         return [Begun(_REPLIES[reply], crashes) for _, reply, crashes in found]
 
@@ -138,7 +138,7 @@ class Scripts:
         return int(self._rehydrate([f"{scope}:window", f"{scope}:starts"], arguments))
 
     def see(self, jobs: Sequence[tuple[str, int]]) -> list[Any]:
-        """State, messages parked and sizes of the windows of each job (and newest generation), one after the other."""
+        """State, lane, messages parked and sizes of the windows of each job (and newest generation), one after the other."""
         arguments: list[Argument] = []
         for job_id, generation in jobs:
             arguments += (keys.job_scope(job_id), generation)

@@ -4,14 +4,16 @@
 -- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when feeds have not filled the windows again
 -- computed, from the prefixes in ARGV:
 --   penstock:<job>:state            string: paused | cancelled | missing
+--   penstock:<job>:lane             string: the lane that the job has moved to; missing where it has not
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
 --   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; put_off.lua takes them back
 --   penstock:<job>:<gen>:window     hash: a finished item leaves it; only what is in it may start
--- ARGV[1] epoch
+-- ARGV[1] epoch, ARGV[3] the lane of the worker, "" for a caller that has none
 -- ARGV[2] msgpack list of feeds, each {job prefix, feed prefix, {document id, ...}, {bucket number, ...}, {completed-set field,
 -- ...}}, at most 500 items in all; a field is false where it is the document's id, else the index of the argument that holds it
--- Returns per item, in this order: reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, see BeginReply),
+-- Returns per item, in this order: reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 in another lane, see
+-- BeginReply),
 -- crashes = earlier starts that never came to a conclusion
 --
 -- What is in the window is not in the completed set: what is put into the set leaves the window in the same call (settle.lua,
@@ -21,7 +23,7 @@
 redis.call('PERSIST', KEYS[1])
 
 local VERDICTS = {paused = 2, cancelled = 3}
-local GO, DONE = 0, 1
+local GO, DONE, ELSEWHERE = 0, 1, 6
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
 local unknown = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4
 local answer = {}
@@ -37,7 +39,9 @@ end
 
 for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
   local job, scope, docs, buckets, fields = unpack(feed)
-  local verdict = VERDICTS[redis.call('GET', job .. ':state') or '']
+  local seen = redis.call('MGET', job .. ':state', job .. ':lane')
+  local verdict, lane = VERDICTS[seen[1] or ''], seen[2]
+  if lane and ARGV[3] ~= '' and lane ~= ARGV[3] then verdict = ELSEWHERE end
   local fed = redis.call('HMGET', scope .. ':window', unpack(docs))
   local begun = redis.call('HMGET', scope .. ':starts', unpack(docs))
   local counts, counted = {}, {} -- by document, and as HSET takes them
@@ -49,7 +53,7 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
     elseif verdict then
       reply = verdict
     elseif remembers and not fed[at] then
-      reply = unknown
+      reply = lane and ELSEWHERE or unknown -- of a job that has moved: a message from before, and it waits to be fed again
     else
       crashes = counts[doc] or tonumber(begun[at] or '0')
       counts[doc] = crashes + 1

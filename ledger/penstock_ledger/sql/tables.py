@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0009"  # the newest migration; revisions sort by their number
+HEAD: Final = "0010"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -47,6 +47,8 @@ jobs = Table(
     Column("created_at", Double, nullable=False),
     Column("finished_at", Double),
     Column("resume_at", Double),  # of a paused job that goes on by itself
+    Column("lane", Words),  # where its documents go now; NULL: as its spec says
+    Column("moves", Integer, nullable=False, server_default=text("0")),  # how often that was decided: rows of lane_moves
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
     Index("jobs_state", "state"),
@@ -271,6 +273,7 @@ provider_batches = Table(
     Column("fence", BigInteger, nullable=False),
     Column("owner", Words),
     Column("lease_until", Double),  # on the database server's clock
+    Column("handed_at", Double),  # when all its documents went on to another lane, whatever the provider still answers
     Index("provider_batches_state", "state"),
     Index("provider_batches_job", "job_id", "packed_at"),
 )
@@ -305,4 +308,37 @@ noticed_files = Table(
     Column("name", Words, nullable=False),
     Column("noticed_at", Double, nullable=False),
     PrimaryKeyConstraint("schedule_id", "file", name="noticed_files_pkey"),
+)
+
+# Each choice and change of a job's lane, with its reason.
+lane_moves = Table(
+    "lane_moves",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("number", Integer, nullable=False),  # from 1 on
+    Column("at", Double, nullable=False),
+    Column("before", Words),  # NULL: the first choice
+    Column("lane", Words, nullable=False),
+    Column("reason", Words, nullable=False),
+    Column("why", Words, nullable=False),
+    Column("figures", Words, nullable=False),
+    Column("left_at", Double),  # when the lane before held nothing more that has to go on; NULL: it may
+    PrimaryKeyConstraint("job_id", "number", name="lane_moves_pkey"),
+)
+
+# What was paid for documents besides what their outcomes say.
+paid_beside = Table(
+    "paid_beside",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("doc_id", Id, nullable=False),
+    Column("answer", Id, nullable=False),  # names it: the same one that comes again is counted once
+    Column("why", Words, nullable=False),  # 'second_answer' or 'lane_left'
+    Column("calls", Integer, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cost_microusd", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
 )

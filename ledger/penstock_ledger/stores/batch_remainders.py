@@ -65,6 +65,14 @@ class RemainderStore:
                 found.update(ItemKey(job_id, generation, row.doc_id) for row in rows)
         return found
 
+    def known(self, keys: Collection[ItemKey]) -> set[ItemKey]:
+        """Those of ``keys`` that wait, or that a batch has."""
+        return self.elsewhere(keys, "")
+
+    def add(self, waiting: Sequence[Remainder]) -> None:
+        """Documents that no batch has and that have to go on; those that have an outcome, or wait already, are left out."""
+        self._db.write(lambda connection: put_back(connection, "", waiting))
+
     def unclaimed(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[Remainder]:
         """Those of a feed that are in no batch, by document id; read in pages."""
         return self._paged(page, table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None))

@@ -128,7 +128,7 @@ class JobStore(FeedStore):
         values = {
             "job_id": job.job_id, "job_key": job.job_key, "spec": json_text(job.spec),
             "source": json_text(job.source), "digest": job.digest, "state": str(JobState.RUNNING),
-            "generation": 1, "total": job.total, "created_at": time.time(),
+            "generation": 1, "total": job.total, "created_at": time.time(), "lane": job.lane or job.spec.get("lane"),
         }  # fmt: skip
         created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
         if created:
@@ -247,4 +247,6 @@ def job_of(row: Row[Any]) -> Job:
         created_at=row.created_at,
         finished_at=row.finished_at,
         resume_at=row.resume_at,
+        lane_now=row.lane,
+        moves=row.moves,
     )

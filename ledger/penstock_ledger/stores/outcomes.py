@@ -8,14 +8,15 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, literal_column, or_, select, tuple_
 
-from penstock_ledger.model import Counts, DeadLetter, ItemKey, Result, Spent
+from penstock_ledger.model import Counts, DeadLetter, ItemKey, PaidBeside, Result, Spent
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import feeds, outcomes
+from penstock_ledger.sql.tables import feeds, outcomes, paid_beside
 from penstock_ledger.stores.outcome_insert import KEYS_MAX, insert_outcomes, terminal_keys
 from penstock_ledger.stores.outcome_rows import (
     KEY_COLUMNS,
     RESULT_COLUMNS,
     OutcomeRow,
+    key_of,
     letter_from,
     letter_row,
     outcome_from,
@@ -23,7 +24,15 @@ from penstock_ledger.stores.outcome_rows import (
     result_row,
     stored_result_from,
 )
-from penstock_ledger.stores.tallies import counts_from, grouped, tallied
+from penstock_ledger.stores.tallies import (
+    add_left,
+    add_second_answers,
+    beside,
+    beside_job,
+    counts_from,
+    grouped,
+    tallied,
+)
 from penstock_ledger.vectors import MAGIC, Vectors, unpack
 
 PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes
@@ -56,7 +65,8 @@ class OutcomeStore:
         """Make outcomes durable in one transaction; returns the keys that were settled before (the losers).
 
         When one key comes twice in a call, the first one counts, and results come before letters. ``also`` writes what
-        belongs to them, in the same transaction and after them.
+        belongs to them, in the same transaction and after them. A loser that was paid for and is another answer than the
+        outcome that is there is noted as such, see ``Counts.answered_twice``.
         """
         now = time.time()
         rows: dict[tuple[Any, ...], OutcomeRow] = {}
@@ -68,11 +78,18 @@ class OutcomeStore:
 
         def write(connection: Connection) -> set[ItemKey]:
             losers = insert_outcomes(connection, ordered)
+            if losers:
+                add_second_answers(connection, (row for row in ordered if key_of(row) in losers))
             if also is not None:
                 also(connection)
             return losers
 
         return self._db.write(write)
+
+    def note_left(self, spent: Sequence[PaidBeside]) -> None:
+        """What items had used up whose attempts ended without an outcome, since their job left the lane. Noting it again
+        changes nothing."""
+        self._db.write(lambda connection: add_left(connection, spent))
 
     def terminal(self, keys: Iterable[ItemKey]) -> set[ItemKey]:
         """Those of ``keys`` that have an outcome, visible or superseded."""
@@ -81,15 +98,18 @@ class OutcomeStore:
 
     def counts(self, job_id: str) -> Counts:
         """Visible outcomes of a job, as its transactions have tallied them: as cheap for a million rows as for ten."""
-        return counts_from(self._rows(tallied(), job=job_id))
+        return counts_from(self._rows(tallied(), job=job_id), self._rows(beside_job(), job=job_id))
 
     def counts_of(self, job_id: str, generation: int) -> Counts:
         """The outcomes of one generation, superseded ones included, by reading its rows."""
-        return counts_from(self._rows(grouped(outcomes.c.job_id == job_id, outcomes.c.generation == generation)))
+        paid = beside(paid_beside.c.job_id == job_id, paid_beside.c.generation == generation)
+        rows = self._rows(grouped(outcomes.c.job_id == job_id, outcomes.c.generation == generation))
+        return counts_from(rows, self._rows(paid))
 
     def recount(self, job_id: str) -> Counts:
         """The same, by reading every row of the job: the proof of the tallies."""
-        return counts_from(self._rows(grouped(outcomes.c.job_id == job_id, _VISIBLE)))
+        rows = self._rows(grouped(outcomes.c.job_id == job_id, _VISIBLE))
+        return counts_from(rows, self._rows(beside_job(), job=job_id))
 
     def get(self, job_id: str, doc_id: str) -> Result | DeadLetter | None:
         """The visible outcome of a document; None while it has none (not finished, or being replayed)."""

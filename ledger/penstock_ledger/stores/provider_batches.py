@@ -15,9 +15,17 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, 
 
 from penstock_ledger.errors import BatchLost
 from penstock_ledger.model import DeadLetter, Feed, ItemKey, JobState, Result
-from penstock_ledger.provider_batch import BatchState, BatchSum, NewProviderBatch, NoRoom, ProviderBatch, Remainder
+from penstock_ledger.provider_batch import (
+    BatchesOpen,
+    BatchState,
+    BatchSum,
+    NewProviderBatch,
+    NoRoom,
+    ProviderBatch,
+    Remainder,
+)
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import batch_remainders, jobs, tallies
+from penstock_ledger.sql.tables import batch_remainders, jobs, paid_beside, tallies
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.batch_remainders import claim, forget, move, put_back
@@ -230,6 +238,29 @@ class ProviderBatchStore:
         """These remainders have got an outcome elsewhere."""
         self._db.write(lambda connection: forget(connection, keys))
 
+    # -- when a job leaves the lane --------------------------------------------------------------------------------------
+
+    def not_handed_over(self, job_id: str) -> list[ProviderBatch]:
+        """Batches of a job that are not settled, and whose documents are not in another lane by now; the oldest first."""
+        query = select(table).where(table.c.job_id == job_id, _OPEN, table.c.handed_at.is_(None))
+        query = query.order_by(table.c.packed_at, table.c.tag)
+        return self._db.read(lambda connection: [_batch_of(row) for row in connection.execute(query)])
+
+    def hand_over(self, batch: ProviderBatch) -> None:
+        """All documents of a batch go on elsewhere: those of the source wait as remainders already, and those that were
+        remainders wait again. What the provider still answers is stored where it is the first answer."""
+
+        def write(connection: Connection) -> None:
+            now = {"handed_at": time.time()}
+            connection.execute(update(table).where(table.c.tag == batch.tag, table.c.handed_at.is_(None)).values(now))
+            move(connection, batch.tag, None)
+
+        self._db.write(write)
+
+    def is_handed_over(self, tag: str) -> bool:
+        query = select(table.c.handed_at).where(table.c.tag == tag)
+        return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none()) is not None
+
     # -- figures -------------------------------------------------------------------------------------------------------
 
     def open_of(self, job_id: str) -> int:
@@ -238,8 +269,8 @@ class ProviderBatchStore:
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
     def is_busy(self, job_id: str) -> bool:
-        """Whether documents of a job are in a batch, or wait for one."""
-        in_batch = exists().where(table.c.job_id == job_id, _OPEN)
+        """Whether documents of a job are in a batch, or wait for one, or for another lane."""
+        in_batch = exists().where(table.c.job_id == job_id, _OPEN, table.c.handed_at.is_(None))
         waits = exists().where(batch_remainders.c.job_id == job_id)
         return bool(self._db.read(lambda connection: connection.execute(select(or_(in_batch, waits))).scalar_one()))
 
@@ -279,6 +310,29 @@ class ProviderBatchStore:
             .limit(SUMS_MAX)
         )  # fmt: skip
         return self._db.read(lambda connection: [_sum_of(row) for row in connection.execute(query)])
+
+    def open_times(self, job_id: str) -> BatchesOpen:
+        """Since when the batches of a job run, or wait to be created."""
+        columns, waiting = table.c, (str(BatchState.PACKED), str(BatchState.UPLOADED))
+        waits = columns.state.in_(waiting)
+        query = select(
+            func.min(columns.created_at).filter(columns.state == str(BatchState.CREATED)),
+            func.min(columns.packed_at).filter(waits),
+            func.max(columns.why).filter(waits),
+            func.coalesce(func.sum(columns.succeeded).filter(columns.state == str(BatchState.CREATED)), 0),
+        ).where(columns.job_id == job_id, _OPEN)
+        return self._db.read(lambda connection: _open_of(connection.execute(query).one()))
+
+    def lasted(self, provider: str, limit: int) -> list[float]:
+        """Seconds from the create to the end of the provider's last batches of all jobs, as it worked on them: without those
+        that were cancelled or refused."""
+        columns = table.c
+        ended = select(columns.ended_at - columns.created_at).where(
+            columns.provider == provider, columns.created_at.is_not(None), columns.ended_at.is_not(None),
+            func.coalesce(columns.status, "").not_like("%cancel%"), func.coalesce(columns.status, "").not_like("%fail%"),
+        )  # fmt: skip
+        query = ended.order_by(columns.ended_at.desc()).limit(limit)
+        return self._db.read(lambda connection: [float(seconds) for seconds in connection.execute(query).scalars()])
 
     def by_state(self) -> dict[tuple[str, str], int]:
         """Open batches of all jobs, by provider and state."""
@@ -335,9 +389,11 @@ def _may_cost(batch: ProviderBatch) -> Any:
 
 
 def _spent(job_id: str) -> tuple[Any, ...]:
-    """By documents with an outcome, and by those that wait for another batch."""
-    costs = ((tallies.c.cost_microusd, tallies.c.job_id), (batch_remainders.c.cost_microusd, batch_remainders.c.job_id))
-    return tuple(select(func.coalesce(func.sum(cost), 0)).where(job == job_id) for cost, job in costs)
+    """By documents with an outcome, by those that wait for another batch, and what was paid besides."""
+    tables = (tallies, batch_remainders, paid_beside)
+    return tuple(
+        select(func.coalesce(func.sum(one.c.cost_microusd), 0)).where(one.c.job_id == job_id) for one in tables
+    )
 
 
 def _batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:
@@ -347,6 +403,11 @@ def _batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:
     values["state"] = BatchState(row.state)
     values["fence"] = row.fence if fence is None else fence
     return ProviderBatch(**values)
+
+
+def _open_of(row: Any) -> BatchesOpen:
+    created_at, waits_since, why, answered = row
+    return BatchesOpen(created_at, waits_since, why, int(answered))
 
 
 def _sum_of(row: Any) -> BatchSum:

@@ -2,22 +2,27 @@
 
 A tally is the sum of its shards. On PostgreSQL each process adds to one shard, so that group commits of several processes
 do not wait for one another's row lock; a shard may be negative, their sum is not. ``OutcomeStore.recount`` counts rows.
+
+What was paid for besides outcomes has a row for each payment, so that the same one is never added twice.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from functools import cache
+from hashlib import sha256
 from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock_ledger.model import Counts
-from penstock_ledger.sql.tables import outcomes, tallies
-from penstock_ledger.stores.outcome_rows import COLUMNS, DEAD, OutcomeRow
+from penstock_ledger.model import Counts, ItemKey, PaidBeside
+from penstock_ledger.sql.tables import outcomes, paid_beside, tallies
+from penstock_ledger.stored_values import bounded_count, bounded_figure
+from penstock_ledger.stores.outcome_rows import COLUMNS, DEAD, KEY_COLUMNS, OutcomeRow
 
 SHARDS: Final = 16  # more than the processes that commit at the same moment, few enough to add up
 
@@ -25,6 +30,13 @@ _FIGURES: Final = ("number", "after_retry", "calls", "prompt_tokens", "completio
 _WHICH_OF_ROW: Final = itemgetter(*map(COLUMNS.index, ("job_id", "kind", "reason")))
 _ATTEMPTS: Final = COLUMNS.index("attempts")
 _SUMMED: Final = tuple(map(COLUMNS.index, _FIGURES[2:]))
+
+SECOND_ANSWER: Final = "second_answer"
+LANE_LEFT: Final = "lane_left"
+_CALLS, _CREATED = COLUMNS.index("calls"), COLUMNS.index("created_at")
+_STORED: Final = select(outcomes).where(
+    *(outcomes.c[name] == bindparam(f"its_{name}") for name in ("job_id", "generation", "doc_id"))
+)
 
 Which = tuple[str, str, str]  # job, kind, reason ("" for results that were asked for)
 Query = Select[*tuple[Any, ...]]
@@ -36,6 +48,49 @@ def add_rows(connection: Connection, rows: Iterable[OutcomeRow]) -> None:
     for row in rows:
         alike.setdefault(_WHICH_OF_ROW(row), []).append(row)
     _add(connection, {(job_id, kind, reason or ""): _sums(same) for (job_id, kind, reason), same in alike.items()})
+
+
+def add_second_answers(connection: Connection, rows: Iterable[OutcomeRow]) -> None:
+    """Note those of ``rows``, which lost to outcomes that were there before, that were paid for and say something else: the
+    same outcome written again is no other answer."""
+    found = list[dict[str, Any]]()
+    for row in rows:
+        if not row[_CALLS]:
+            continue
+        key = ItemKey(*row[:KEY_COLUMNS])
+        stored = connection.execute(_STORED, {f"its_{name}": value for name, value in key._asdict().items()}).first()
+        if stored is not None and _said(stored) != _said(row):
+            spent = PaidBeside(key, *(row[place] or 0 for place in _SUMMED))
+            found.append(_beside(spent, sha256(repr(_said(row)).encode()).hexdigest()[:32], SECOND_ANSWER))
+    _insert_beside(connection, found)
+
+
+def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
+    """Note what attempts in a lane used up that its job has left before they came to an outcome."""
+    _insert_beside(connection, [_beside(one, f"lane-left-{one.calls}", LANE_LEFT) for one in spent])
+
+
+def _said(row: Sequence[Any]) -> tuple[Any, ...]:
+    """All that makes an answer this one: not when it was stored, and not what came of the document later."""
+    return tuple(
+        bytes(value) if isinstance(value, bytes | memoryview) else value
+        for place, value in enumerate(row)
+        if place != _CREATED and COLUMNS[place] != "superseded_by"
+    )
+
+
+def _beside(spent: PaidBeside, answer: str, why: str) -> dict[str, Any]:
+    return {
+        **spent.key._asdict(), "answer": answer, "why": why, "calls": bounded_count(spent.calls),
+        "prompt_tokens": bounded_figure(spent.prompt_tokens), "completion_tokens": bounded_figure(spent.completion_tokens),
+        "cost_microusd": bounded_figure(spent.cost_microusd), "at": time.time(),
+    }  # fmt: skip
+
+
+def _insert_beside(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    if rows:
+        connection.execute(dialect.insert(paid_beside).on_conflict_do_nothing(), rows)
 
 
 def subtract(connection: Connection, job_id: str, counted: Sequence[Row[Any]]) -> None:
@@ -69,7 +124,27 @@ def tallied() -> Query:
     )
 
 
-def counts_from(rows: Sequence[Row[Any]]) -> Counts:
+def beside(*conditions: Any) -> Query:
+    """What was paid besides outcomes, by why."""
+    return (
+        select(
+            paid_beside.c.why,
+            func.count(paid_beside.c.doc_id.distinct()).label("number"),
+            *(_total(paid_beside.c[name]) for name in _FIGURES[2:]),
+        )
+        .where(*conditions)
+        .group_by(paid_beside.c.why)
+    )
+
+
+@cache
+def beside_job() -> Query:
+    """Of one ``job``. Built once, as ``tallied``."""
+    return beside(paid_beside.c.job_id == bindparam("job"))
+
+
+def counts_from(rows: Sequence[Row[Any]], paid: Sequence[Row[Any]] = ()) -> Counts:
+    """``paid``: what ``beside`` has found."""
     dead = {row.reason: int(row.number) for row in rows if row.kind == DEAD and row.number}
     results = [row for row in rows if row.kind != DEAD]
     asked = [row for row in rows if row.kind == DEAD or not row.reason]  # the others show the tokens of another's call
@@ -78,11 +153,13 @@ def counts_from(rows: Sequence[Row[Any]]) -> Counts:
         succeeded_after_retry=sum(int(row.after_retry) for row in results),
         dead=sum(dead.values()),
         dead_by_reason=dead,
-        calls=sum(int(row.calls) for row in rows),
-        prompt_tokens=sum(int(row.prompt_tokens) for row in asked),
-        completion_tokens=sum(int(row.completion_tokens) for row in asked),
-        cost_microusd=sum(int(row.cost_microusd) for row in rows),
+        calls=sum(int(row.calls) for row in (*rows, *paid)),
+        prompt_tokens=sum(int(row.prompt_tokens) for row in (*asked, *paid)),
+        completion_tokens=sum(int(row.completion_tokens) for row in (*asked, *paid)),
+        cost_microusd=sum(int(row.cost_microusd) for row in (*rows, *paid)),
         reused={row.reason: int(row.number) for row in results if row.reason and row.number},
+        answered_twice=sum(int(row.number) for row in paid if row.why == SECOND_ANSWER),
+        twice_microusd=sum(int(row.cost_microusd) for row in paid if row.why == SECOND_ANSWER),
     )
 
 

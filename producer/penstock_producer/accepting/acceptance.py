@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 
 from penstock_producer.errors import Problem, SpecError
+from penstock_producer.job.endpoints import OPENAI
 from penstock_producer.job.lanes import BATCH_LANE, DEFAULT_LANE, LANES, has_own_model, packs
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.settings import ProducerSettings
 
-__all__ = ["beyond_budget", "check_acceptable", "check_estimate"]
+__all__ = ["beyond_budget", "can_answer", "check_acceptable", "check_estimate", "check_other_lane"]
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +23,28 @@ log = logging.getLogger(__name__)
 def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
     """``provider`` is the job's. Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
     _check_batch_options(spec)
-    if spec.embedding_dtype is not None and not LANES[spec.lane].makes_vectors:
+    _check_several(spec)
+    loose = [lane for lane in spec.permitted_lanes if not LANES[lane].makes_vectors]
+    if spec.embedding_dtype is not None and loose:
         fix = "leave it out; a provider may have a parameter of its own, such as --param output_dtype=int8"
-        why = f"lane {spec.lane} stores vectors as they come"
+        why = f"lane {loose[0]} stores vectors as they come"
         raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
     if spec.budget_usd is not None:
         _check_budget(spec, provider)
+
+
+def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> None:
+    """Raises SpecError where an accepted job asks for what ``lane``, to which it is to go, cannot do."""
+    both = spec.model_copy(update={"lane": spec.first_lane, "lanes": [*spec.permitted_lanes, lane]})
+    _check_batch_options(both)
+    _check_several(both)
+    refusal = settings.refused_endpoint(spec.provider, spec.endpoint, lane)
+    if spec.embedding_dtype is not None and not LANES[lane].makes_vectors:
+        refusal = f"lane {lane} stores vectors as they come, and the job has embedding_dtype"
+    if spec.model is None and spec.takes_records and not has_own_model(lane):
+        refusal = f"lane {lane} asks a provider, and the job names no model"
+    if refusal is not None:
+        raise SpecError([Problem("invalid_value", "/lane", refusal, "")])
 
 
 def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:
@@ -53,8 +71,8 @@ def check_estimate(spec: JobSpec, estimated_usd: float | None) -> None:
 
 def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
     problem = f"{spec.budget_usd:g} USD would never be reached"
-    if has_own_model(spec.lane):
-        why = f"{problem}: lane {spec.lane} runs a model of its own, which costs no money per token"
+    if not spec.asks_a_provider:
+        why = f"{problem}: lane {spec.first_lane} runs a model of its own, which costs no money per token"
         raise SpecError([Problem("invalid_value", "/budget_usd", why, "leave it out, or give a deadline")])
     if provider.prices_of(spec.model) is not None:
         return
@@ -81,21 +99,49 @@ _NOT_IN_BATCHES = {
     "dedup": "every document of a batch is a request of its own",
     "cache_s": "every document of a batch is a request of its own",
 }
+_LEFT_OUT = "leave it out, or give lanes without {}"
 _ONLY_IN_BATCHES = ("batch_max_requests", "batch_poll_s", "batch_files")
 
 
 def _check_batch_options(spec: JobSpec) -> None:
     """Raises SpecError for what the lane cannot do, before anything is spent."""
     problems = []
-    if packs(spec.lane):
+    packing = next(filter(packs, spec.permitted_lanes), None)
+    if packing is not None:
         given = [name for name in _NOT_IN_BATCHES if getattr(spec, name) != OPTIONS[name].default]
-        fix = f'leave it out, or use lane "{DEFAULT_LANE}"'
+        fix = f'leave it out, or use lane "{DEFAULT_LANE}"' if packing == spec.lane else _LEFT_OUT.format(packing)
         problems = [
-            Problem("invalid_value", f"/{name}", f"lane {spec.lane}: {_NOT_IN_BATCHES[name]}", fix) for name in given
+            Problem("invalid_value", f"/{name}", f"lane {packing}: {_NOT_IN_BATCHES[name]}", fix) for name in given
         ]
     else:
         given = [name for name in _ONLY_IN_BATCHES if getattr(spec, name) != OPTIONS[name].default]
         why, fix = f"lane {spec.lane} makes no batches at a provider", f'leave it out, or use lane "{BATCH_LANE}"'
         problems = [Problem("invalid_value", f"/{name}", why, fix) for name in given]
+    if problems:
+        raise SpecError(problems)
+
+
+def can_answer(lane: str, endpoint: str) -> bool:
+    """A lane for one endpoint only is no choice for the jobs of others, nor is a model of one's own for another API."""
+    facts = LANES[lane]
+    if facts.has_own_model and endpoint not in OPENAI | facts.endpoints:
+        return False
+    return facts.endpoint in (None, endpoint) or endpoint in facts.endpoints
+
+
+def _check_several(spec: JobSpec) -> None:
+    """Raises SpecError for a lane among several that cannot do what the job asks. A job of one lane finds that out there, as
+    ever."""
+    if len(spec.permitted_lanes) == 1:
+        return
+    problems = [
+        Problem("invalid_value", "/lanes", f"lane {lane} does not answer {spec.endpoint}", f"leave {lane} out of them")
+        for lane in spec.permitted_lanes
+        if not can_answer(lane, spec.endpoint)
+    ]
+    hosting = [lane for lane in spec.permitted_lanes if has_own_model(lane)]
+    if spec.fallback and spec.asks_a_provider and hosting:
+        why = f"lane {hosting[0]} hosts its models, and the models of fallback are a provider's in other lanes"
+        problems.append(Problem("invalid_value", "/fallback", why, _LEFT_OUT.format(hosting[0])))
     if problems:
         raise SpecError(problems)

@@ -16,7 +16,6 @@ from penstock_producer.accepting.hook_paths import is_allowed
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.fallback import may_name_a_provider, provider_and_model
 from penstock_producer.job.formats import Format
-from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.spec import JobSpec
 
 __all__ = ["Borders", "DoorSettings"]
@@ -78,7 +77,7 @@ class Borders:
             )
         if doors.providers is not None and spec.provider not in doors.providers:
             yield _problem("provider", spec.provider, f"the setting doors.providers allows {_listed(doors.providers)}")
-        if doors.providers is not None and not has_own_model(spec.lane):
+        if doors.providers is not None and spec.asks_a_provider:
             yield from _fallback_problems(spec.fallback or (), doors.providers)
         if spec.into is not None and spec.into not in doors.into:
             yield _problem("into", spec.into, f"the setting doors.into allows {_listed(doors.into)}")

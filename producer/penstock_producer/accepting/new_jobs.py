@@ -18,7 +18,7 @@ from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import callers_span
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.pins import DOOR, REMOTE, STARTED_BY, SUBMITTED_BY
+from penstock_producer.pins import DOOR, ESTIMATE, REMOTE, STARTED_BY, SUBMITTED_BY
 from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings
 
@@ -54,10 +54,12 @@ class NewJobs:
         """A fallback at a provider of another kind would be sent what it does not take. Raises SpecError."""
         fallbacks = [provider_and_model(name, self._settings.providers)[0] for name in spec.fallback or ()]
         for provider in dict.fromkeys((spec.provider, *filter(None, fallbacks))):
-            refusal = self._settings.refused_endpoint(provider, spec.endpoint, spec.lane)
-            if refusal is not None:
-                pointer = "/endpoint" if provider == spec.provider else "/fallback"
-                raise SpecError([Problem("invalid_value", pointer, refusal, "")])
+            for lane in spec.permitted_lanes:
+                refusal = self._settings.refused_endpoint(provider, spec.endpoint, lane)
+                if refusal is not None:
+                    pointer = "/endpoint" if provider == spec.provider else "/fallback"
+                    said = refusal if len(spec.permitted_lanes) == 1 else f"lane {lane}: {refusal}"
+                    raise SpecError([Problem("invalid_value", pointer, said, "")])
 
     def known(self, job_key: str | None) -> Job | None:
         """The job that has this key already. Raises SpecError for what cannot be a key."""
@@ -84,7 +86,7 @@ class NewJobs:
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)
         shards = found.split_points.split(found.total, plan.feeders)
         return self.create(
-            spec, found.pin, found.total, job_key, refusals,
+            spec, found.pin | _estimate(spec, found), found.total, job_key, refusals,
             started_by=started_by, shards=shards, keys=keys, taken=taken,
         )  # fmt: skip
 
@@ -115,6 +117,7 @@ class NewJobs:
             feed_kind=feed_kind,
             shards=shards,
             taken=taken,
+            lane=spec.first_lane,
         )
         letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
         job, _ = self._jobs.create(new, letters, keys)
@@ -129,6 +132,14 @@ class NewJobs:
         if started_by is not None:
             marks[STARTED_BY] = dict(started_by)
         return marks
+
+
+def _estimate(spec: JobSpec, found: Survey) -> dict[str, Any]:
+    """What lanes are compared by, and with a deadline, until there are answers; kept with the source."""
+    if len(spec.permitted_lanes) == 1 and spec.deadline_s is None:
+        return {}
+    documents = found.total - len(found.refused)
+    return {ESTIMATE: {**found.estimate._asdict(), "documents": documents}}
 
 
 def _new_job_id() -> str:

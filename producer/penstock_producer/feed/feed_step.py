@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock_ledger import JobStore, OutcomeStore, RedisLedger
 
@@ -26,6 +26,17 @@ class FeedStep:
             self.refused + later.refused,
             later.exhausted,
         )
+
+
+class TriedBefore(NamedTuple):
+    """What earlier attempts at a document used up, in the fields of its message."""
+
+    attempts: int  # that counted
+    calls: int
+    spent: tuple[int, ...]
+
+
+NEVER_TRIED: Final = TriedBefore(0, 0, ())
 
 
 class FeedStores(NamedTuple):

@@ -8,13 +8,13 @@ drops those that are in the window already: nothing is skipped, nothing is queue
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from penstock_ledger import Publish, PublishReport, buckets_for
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
-from penstock_producer.feed.feed_step import FeedStep, FeedStores
+from penstock_producer.feed.feed_step import NEVER_TRIED, FeedStep, FeedStores, TriedBefore
 from penstock_producer.feed.prefix_order import in_prefix_order
 from penstock_producer.feed.routes import Routes
 from penstock_producer.feed.tracing import SendSpans
@@ -61,6 +61,7 @@ class Feeder:
         self._rows: Iterator[Document | BadRow] | None = None
         self._ahead: Document | BadRow | None = None  # read already; the next step begins with it
         self._cursor: Cursor = dict(feed.cursor)
+        self._tried: Mapping[str, TriedBefore] = {}  # of the documents that are published now
 
     @property
     def ordered(self) -> bool:
@@ -98,9 +99,12 @@ class Feeder:
             self._forget_position(self.feed.cursor)
             raise
 
-    def publish(self, documents: Iterable[Document], *, again: bool = False) -> PublishReport:
+    def publish(
+        self, documents: Iterable[Document], *, again: bool = False, tried: Mapping[str, TriedBefore] | None = None
+    ) -> PublishReport:
         """Encode documents and queue those that are neither finished nor in the window; with ``again``, also those in the
-        window, whose message is lost."""
+        window, whose message is lost. ``tried``: what was used up on some of them, by their ids."""
+        self._tried = tried or {}
         reports = [self._publish_to(queue, some, again) for queue, some in self._routes.sorted(documents)]
         return PublishReport(*map(sum, zip((0, 0, 0), *reports, strict=True)))
 
@@ -163,7 +167,11 @@ class Feeder:
         inline = len(document.body) <= MAX_INLINE_BODY_BYTES
         body, ref = (document.body, None) if inline else (None, document.position)
         trace = None if self._spans is None else self._spans.header(key)
-        raw = encode_item(key, queue=queue, body=body, ref=ref, urgent=self.urgent, fed=fed, trace=trace)
+        before = self._tried.get(document.doc_id, NEVER_TRIED)
+        raw = encode_item(
+            key, queue=queue, body=body, ref=ref, retries=before.attempts, calls=before.calls, spent=before.spent,
+            urgent=self.urgent, fed=fed, trace=trace,
+        )  # fmt: skip
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:

@@ -33,7 +33,7 @@ def plan_feeders(spec: JobSpec, rows: int, size: int, pin: Mapping[str, Any], *,
 
     ``one_machine``: the database of the job is a file of SQLite.
     """
-    if packs(spec.lane):
+    if any(map(packs, spec.permitted_lanes)):
         return FeederPlan(1, "one worker packs documents into batches, and batches are what several of them share")
     if wants_order(spec):
         return FeederPlan(1, "prefix order sorts what one feeder reads")

@@ -26,7 +26,7 @@ def wants_order(spec: JobSpec) -> bool:
     """Whether the job's documents are ordered before they are published."""
     if spec.prefix_order is not None:
         return spec.prefix_order
-    return spec.takes_records and LANES[spec.lane].orders_prompts
+    return spec.takes_records and LANES[spec.first_lane].orders_prompts
 
 
 def in_prefix_order(documents: Sequence[Document], endpoint: str) -> list[Document]:

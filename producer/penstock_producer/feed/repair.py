@@ -1,17 +1,19 @@
-"""What is done to a feed besides its steps: lost messages are published again, and a cancelled job's rest is written off."""
+"""What is done to a feed besides its steps: lost messages are published again, what another lane has left over goes into the
+queue, and a cancelled job's rest is written off."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from penstock_ledger import Remainder
 from penstock_ledger.model import DeadLetter, FeedKind
 from penstock_producer.errors import RowChanged
-from penstock_producer.feed.feed_step import FeedStep
+from penstock_producer.feed.feed_step import FeedStep, TriedBefore
 from penstock_producer.feed.feeder import Feeder
-from penstock_producer.refusals import lost, written_off
+from penstock_producer.refusals import lost, lost_of, written_off
 from penstock_producer.rows import Document
 
-__all__ = ["republish", "write_off"]
+__all__ = ["publish_waiting", "republish", "write_off"]
 
 
 def republish(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
@@ -29,6 +31,33 @@ def republish(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
                 changed.append(lost(feeder.key(doc_id), str(error)))
 
     published = feeder.publish(found(), again=True).published
+    if changed:
+        _settle(feeder, changed)
+    return published
+
+
+def publish_waiting(feeder: Feeder, waiting: Sequence[Remainder]) -> int:
+    """Publish documents that another lane of their job has left without an outcome; returns how many.
+
+    Those that have one by now, or are in the window, are left alone. Rows of a table that have changed become dead letters.
+    """
+    changed: list[DeadLetter] = []
+
+    def found() -> Iterator[Document]:
+        for one in waiting:
+            try:
+                yield feeder.source.fetch(one.position)
+            except RowChanged as error:
+                changed.append(lost_of(one, str(error)))
+
+    tried = {
+        one.key.doc_id: TriedBefore(
+            one.attempts, one.calls, (one.prompt_tokens, one.completion_tokens, one.cost_microusd)
+        )
+        for one in waiting
+        if one.calls or one.attempts
+    }
+    published = feeder.publish(found(), tried=tried).published
     if changed:
         _settle(feeder, changed)
     return published

@@ -29,14 +29,15 @@ class Routes:
     """Of one feed. Only documents whose models may differ are parsed: batch lines, and replays that change the request."""
 
     def __init__(
-        self, spec: JobSpec, feed: Feed, hot: RedisLedger, clock: Callable[[], float] = time.monotonic
+        self, spec: JobSpec, lane: str, feed: Feed, hot: RedisLedger, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._lane = spec.lane
-        self._own = queue_name(spec.lane)
+        """``lane``: where the job is now."""
+        self._lane = lane
+        self._own = queue_name(lane)
         self._hot = hot
         self._clock = clock
         self._job_id = feed.job_id
-        self._is_split = has_own_model(spec.lane)
+        self._is_split = has_own_model(lane)
         self._is_one_model = spec.takes_records and feed.kind is not FeedKind.REPLAY
         self._model = spec.model
         self._noted = set[str]()  # forgotten together, as is the next

@@ -6,19 +6,24 @@ two equal. Light to import, as command lines need the names before anything else
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from penstock_producer.job.endpoints import EMBEDDINGS, SCORING
 
 __all__ = [
-    "BATCH_LANE", "DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "has_own_model", "lanes_in_words", "packs", "served_lanes",
+    "AUTO", "AUTO_LANES", "BATCH_LANE", "DEFAULT_LANE", "LANES", "Lane", "LaneAsked", "LaneFacts", "has_own_model",
+    "lanes_in_words", "packs", "permitted", "served_lanes",
 ]  # fmt: skip
 
 Lane = Literal["api", "gpu", "embed", "batch"]
+LaneAsked = Literal[Lane, "auto"]
 DEFAULT_LANE: Final = "api"
 BATCH_LANE: Final = "batch"
+AUTO: Final = (
+    "auto"  # in the place of a lane's name: control chooses one of those that the job permits, and may change it
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +35,26 @@ class LaneFacts:
     endpoint: str | None = None  # what the command line takes for a job that names none; None = the spec's default
     endpoints: frozenset[str] = frozenset()  # answered besides those of every provider
     makes_vectors: bool = False  # its workers store numbers, of the type that a job asks for
+    is_real_time: bool = False  # a provider answers at once, at its full price
     packs: bool = False  # its workers pack documents into files themselves: none is a message, and none is fed
 
 
 LANES: Final[Mapping[str, LaneFacts]] = {
-    "api": LaneFacts(),  # providers see the file's order
+    "api": LaneFacts(is_real_time=True),  # providers see the file's order
     # The worker's own prefix cache decides the pace.
     "gpu": LaneFacts(has_own_model=True, orders_prompts=True, endpoints=SCORING),
     "embed": LaneFacts(has_own_model=True, endpoint=EMBEDDINGS, endpoints=SCORING, makes_vectors=True),
     BATCH_LANE: LaneFacts(packs=True),  # for the providers' Batch APIs
 }
+
+AUTO_LANES: Final = (BATCH_LANE, DEFAULT_LANE)  # of `auto` where none are named: one provider, and one model
+
+
+def permitted(lane: str, lanes: Sequence[str] | None) -> tuple[str, ...]:
+    """The lanes that a job may go to, the one that it prefers first: ``lane`` and ``lanes`` as its spec has them."""
+    if lane == AUTO:
+        return tuple(lanes) if lanes else AUTO_LANES
+    return (lane, *(other for other in lanes or () if other != lane))
 
 
 def has_own_model(lane: str) -> bool:

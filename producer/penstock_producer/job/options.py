@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.job.endpoints import CHAT
-from penstock_producer.job.lanes import DEFAULT_LANE, lanes_in_words
+from penstock_producer.job.lanes import AUTO, AUTO_LANES, DEFAULT_LANE, lanes_in_words
 
 __all__ = ["OPTIONS", "SINK_FIELDS", "FlagForm", "Option"]
 
@@ -27,6 +27,7 @@ class FlagForm(StrEnum):
     FILE = "file"  # of JSON
     LINES = "file of lines"  # of JSON, one value each
     LIST = "text, repeated"
+    NAMES = "names with commas between them"
     SWITCH = "switch"  # --x or --no-x
 
 
@@ -50,7 +51,18 @@ class Option(NamedTuple):
 
 
 _TABLE: Final = (
-    Option("lane", f"How documents are inferred: {lanes_in_words('or')}.", DEFAULT_LANE),
+    Option(
+        "lane",
+        f"How documents are inferred: {lanes_in_words('or')}; or {AUTO}: the cheapest of --lanes that is expected to meet the "
+        "deadline, decided again while the job runs; docs/lanes.md.",
+        DEFAULT_LANE,
+    ),
+    Option(
+        "lanes",
+        "The lanes that the job may go to, in the order of preference, e.g. batch,api; left out: the lane alone, and for "
+        f"{AUTO} {','.join(AUTO_LANES)}.",
+        form=FlagForm.NAMES, metavar="LANE,…",
+    ),
     Option("model", "The model, for lines that name none."),
     Option(
         "endpoint",

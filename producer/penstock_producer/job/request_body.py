@@ -10,7 +10,6 @@ import orjson
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.endpoints import SCORING
 from penstock_producer.job.gemini_body import GeminiBodies
-from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.anthropic_messages import Conversation, conversation_of, parts_of
@@ -160,7 +159,7 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
         if spec.params.get("max_tokens") is None:
             why = "Anthropic's Messages say how long an answer may be, and have no default"
             return Problem("missing_field", "/params/max_tokens", why, "give it, such as --param max_tokens=1024")
-    if spec.model is None and not has_own_model(spec.lane):
+    if spec.model is None and spec.asks_a_provider:
         return Problem("missing_field", "/model", "a prompt needs a model", "name one (--model)")
     if (
         spec.system is not None

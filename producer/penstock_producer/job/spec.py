@@ -24,7 +24,7 @@ from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.job.fallback import MAX_FALLBACKS, USUAL_REASONS, FallbackModel, FallbackReason
 from penstock_producer.job.formats import Format, check_encoding
-from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
+from penstock_producer.job.lanes import AUTO, LANES, Lane, LaneAsked, has_own_model, lanes_in_words, permitted
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
 from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems, params_of
 from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
@@ -85,7 +85,8 @@ class JobSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False, protected_namespaces=())
 
     # What each field means, and its default, stands in options.py: flags and docs say the same.
-    lane: Lane = _of("lane")
+    lane: LaneAsked = _of("lane")
+    lanes: list[Lane] | None = _of("lanes", min_length=1)
     provider: str = _of("provider", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     endpoint: str = _of("endpoint", max_length=MAX_PATH_CHARS)
     model: str | None = _of("model", min_length=1, max_length=512)
@@ -170,8 +171,24 @@ class JobSpec(BaseModel):
         """Whether the rows of the source are plain records; they are OpenAI Batch lines otherwise."""
         return self.prompt is not None or self.messages_field is not None
 
+    @property
+    def permitted_lanes(self) -> tuple[str, ...]:
+        """Where its documents may go, the preferred one first."""
+        return permitted(self.lane, self.lanes)
+
+    @property
+    def first_lane(self) -> str:
+        """The one that it begins with, and whose form its requests have."""
+        return self.permitted_lanes[0]
+
+    @property
+    def asks_a_provider(self) -> bool:
+        """Whether it may go to one: then requests name their model, and cost money."""
+        return not all(map(has_own_model, self.permitted_lanes))
+
     def _together_problems(self) -> Iterable[Problem]:
         yield from self._without_prompt()
+        yield from self._lane_problems()
         if self.fallback_on and not self.fallback:
             yield Problem("invalid_value", "/fallback_on", "it needs models", "name one: fallback")
         if self.tokenizer is not None and self.tokens_counted is None:
@@ -180,6 +197,16 @@ class JobSpec(BaseModel):
         if self.table is not None and self.query is not None:
             fix = "keep one of them; a query may name the table"
             yield Problem("invalid_value", "/query", "a source is read by a table or by a query", fix)
+
+    def _lane_problems(self) -> Iterable[Problem]:
+        named = self.lanes or ()
+        if len(set(named)) < len(named):
+            yield Problem("invalid_value", "/lanes", f"{seen(','.join(named))} names a lane twice", "name each once")
+        if self.lane != AUTO and named and self.lane not in named:
+            fix = f"add {self.lane} to them, or let lane be {AUTO}"
+            yield Problem(
+                "invalid_value", "/lanes", f"the lane that the job begins with, {self.lane}, is not there", fix
+            )
 
     def _new_problems(self) -> Iterable[Problem]:
         """What is asked of jobs that are submitted now."""
@@ -197,12 +224,22 @@ class JobSpec(BaseModel):
             if getattr(self, field):
                 yield Problem("invalid_value", f"/{field}", message, fix)
 
-    @field_validator("lane", mode="plain", json_schema_input_type=Lane)
+    @field_validator("lane", mode="plain", json_schema_input_type=LaneAsked)
     @classmethod
     def _check_lane(cls, lane: Any) -> Any:
-        if not isinstance(lane, str) or lane not in LANES:
-            raise ValueError(f"lanes are {lanes_in_words()}")  # acceptance.py says why one that exists is not served
+        if not isinstance(lane, str) or lane not in (*LANES, AUTO):
+            raise ValueError(f"lanes are {lanes_in_words()}; {AUTO} chooses")
         return lane
+
+    @field_validator("lanes", mode="plain", json_schema_input_type=list[Lane] | None)
+    @classmethod
+    def _check_lanes(cls, lanes: Any) -> Any:
+        if lanes is None:
+            return None
+        strange = [lane for lane in lanes if lane not in LANES] if isinstance(lanes, list | tuple) else [lanes]
+        if strange or not lanes:
+            raise ValueError(f"give a list of lanes, in the order of preference; lanes are {lanes_in_words()}")
+        return list(lanes)
 
     @field_validator("endpoint")
     @classmethod
@@ -333,7 +370,7 @@ class JobSpec(BaseModel):
             self.response_format,
             self.response_schema,
             endpoint=self.endpoint,
-            lane=self.lane,
+            lane=next((lane for lane in self.permitted_lanes if not has_own_model(lane)), self.first_lane),
             params=as_sent(self.params).keys(),
         )
 

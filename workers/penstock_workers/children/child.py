@@ -13,6 +13,7 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 START_S = 60.0  # until a child can take calls: most of a second on an idle core
 WATCH_S = 0.5  # between checks of its running calls and its memory
+LATE_S = 2.0  # a check that comes later than this was held up itself, perhaps with its whole machine
 PING_S = 5.0
 SILENT_S = 65.0  # without an answer although it has calls: longer than a hook may take
 HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
@@ -115,20 +117,11 @@ class Child:
     @classmethod
     async def start(cls, options: Mapping[str, Any], limits: ChildLimits) -> Child:
         """``options`` are those of ``serve.Options``. Raises ChildBroken when it does not come up."""
-        worker_end, child_end = socket.socketpair()
-        running_calls_fd = new_file()
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", PROGRAM, str(child_end.fileno()), str(running_calls_fd), json.dumps(dict(options)),
-                stdin=DEVNULL, pass_fds=(child_end.fileno(), running_calls_fd), start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            worker_end.close()
-            os.close(running_calls_fd)
+            process, running_calls, worker_end = await _spawn(options)
+        except (OSError, RuntimeError) as error:  # too little memory, too many files, processes or threads
             raise ChildBroken(f"no process could be started for hooks and schemas: {error}") from error
-        finally:
-            child_end.close()
-        child = cls(process, RunningCalls(running_calls_fd), limits)
+        child = cls(process, running_calls, limits)
         await child._wait_for_hello(worker_end)
         return child
 
@@ -143,17 +136,18 @@ class Child:
     async def ask(self, call: ChildCall) -> ChildReply:
         """The child's answer. Raises ChildLost."""
         number = next(self._numbers)
+        if not self._send(number, call):
+            raise ChildLost(LossCause.DIED, Involvement.OTHER)  # it did not reach the child
         future: asyncio.Future[ChildReply] = asyncio.get_running_loop().create_future()
         if not self._calls:
             self._heard_at = monotonic()  # an idle child is silent
         self._calls[number] = call, future
         self._has_calls.set()
         try:
-            self._writer.write(frame(CallFrame(number, call)))
             answer = await future
         except asyncio.CancelledError:
-            if self._calls.pop(number, None) and not self.lost:
-                self._writer.write(frame(CallFrame(number, Cancel())))
+            if self._calls.pop(number, None):
+                self._send(number, Cancel())
             raise
         finally:
             self._end_if_retired()
@@ -171,6 +165,16 @@ class Child:
                 task.cancel()
         await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
         await self._process.wait()
+
+    def _send(self, number: int, what: ChildCall | Ping | Cancel) -> bool:
+        """False where the child is gone. It may be before ``_listen`` hears of it, and a write to a connection that uvloop has
+        closed by then raises RuntimeError."""
+        if not self._writer.is_closing():
+            self._writer.write(frame(CallFrame(number, what)))
+            if not self._writer.is_closing():
+                return True
+        self._lose(LossCause.DIED)
+        return False
 
     async def _wait_for_hello(self, worker_end: socket.socket) -> None:
         self._reader, self._writer = await asyncio.open_connection(sock=worker_end)
@@ -217,8 +221,18 @@ class Child:
                 except TimeoutError:
                     self._lose(LossCause.DIED)
                     return
+            before = monotonic()
             await asyncio.sleep(WATCH_S)
-            self._look(monotonic())
+            now = monotonic()
+            self._spare(now - before - LATE_S)
+            self._look(now)
+
+    def _spare(self, stood_still_s: float) -> None:
+        """What calls may have done in a time in which this process did not run is not known, so it does not count."""
+        if stood_still_s > 0.0:
+            mark, since = self._on_loop
+            self._on_loop = mark, since + stood_still_s
+            self._heard_at += stood_still_s
 
     def _look(self, now: float) -> None:
         if self._process.returncode is not None:  # processes that it started may keep its socket open
@@ -239,7 +253,7 @@ class Child:
             self._lose(LossCause.MEMORY)
         elif now - self._pinged_at > PING_S:
             self._pinged_at = now
-            self._writer.write(frame(CallFrame(next(self._numbers), Ping())))
+            self._send(next(self._numbers), Ping())
 
     def _lose(self, cause: LossCause, culprits: set[int] | None = None) -> None:
         """Kill the child and fail its pending calls. ``culprits`` None: the calls that were running."""
@@ -265,6 +279,23 @@ class Child:
     def _end_if_retired(self) -> None:
         if self.retired and not self._calls:
             self._lose(LossCause.DIED)
+
+
+async def _spawn(options: Mapping[str, Any]) -> tuple[Process, RunningCalls, socket.socket]:
+    """A child, and the worker's ends of what it shares with it. Where this fails a child that is up ends with its socket."""
+    with ExitStack() as opened:
+        worker_end, child_end = socket.socketpair()
+        opened.callback(worker_end.close)
+        with child_end:
+            fd = new_file()
+            opened.callback(os.close, fd)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", PROGRAM, str(child_end.fileno()), str(fd), json.dumps(dict(options)),
+                stdin=DEVNULL, pass_fds=(child_end.fileno(), fd), start_new_session=True,
+            )  # fmt: skip
+        running_calls = RunningCalls(fd)
+        opened.pop_all()
+        return process, running_calls, worker_end
 
 
 def _involvement(number: int, running: set[int], inside: int) -> Involvement:

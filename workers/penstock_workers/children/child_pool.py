@@ -13,10 +13,11 @@ from typing import Final
 
 from penstock_workers.children.child import Child, ChildLost, Involvement, LossCause
 from penstock_workers.children.protocol import ChildCall, ChildReply
+from penstock_workers.errors import ChildBroken
 
 WIDTHS: Final = (64, 8, 1)  # calls at once in one child, by line
 DEATHS_ALLOWED: Final = 2  # one may have another cause, such as memory that ran out; two are the call's
-SPARED_MAX: Final = 8  # times that a call is repeated because another call ended its child
+SPARED_MAX: Final = 8  # times that a call is repeated in the same line because it was not what ended its child
 SPREAD: Final = 8  # calls in each child before another one is started
 
 Start = Callable[[], Awaitable[Child]]
@@ -40,7 +41,7 @@ class ChildPool:
     async def ask(self, call: ChildCall, line: int = 0, *, begins: Callable[[], None] = lambda: None) -> ChildReply:
         """The answer of a child; ``begins`` hears of each time that the call is made, repeats after a death included.
 
-        Raises CallEndedChild, and ChildBroken when no child can be started.
+        Raises CallEndedChild, and ChildBroken when no child can be started, or none that lives until it takes the call.
         """
         last = len(self._lines) - 1
         deaths = spared = 0
@@ -50,6 +51,10 @@ class ChildPool:
             except ChildLost as lost:
                 if lost.involvement is Involvement.OTHER and spared < SPARED_MAX:
                     spared += 1
+                elif lost.involvement is Involvement.OTHER and line == last:  # where no other call is
+                    raise ChildBroken(
+                        f"{spared} processes for hooks and schemas ended before they took a call"
+                    ) from lost
                 elif lost.involvement is Involvement.THIS:
                     deaths += 1
                     if lost.cause is LossCause.STUCK or deaths >= DEATHS_ALLOWED:

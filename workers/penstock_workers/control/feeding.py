@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
-from penstock_ledger import LiveFeed
+from penstock_ledger import Database, LiveFeed, ProviderBatchStore, RemainderStore
 from penstock_ledger.model import Job
+from penstock_producer.feed.repair import publish_waiting
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeds.even import room_of
 from penstock_workers.control.feeds.feed_windows import FeedWindows
 from penstock_workers.control.feeds.leadership import LedFeed
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.limits import JobLimits
+from penstock_workers.failpoints import Failpoints
 
 FEED_MAX = 5_000  # documents published per job and round, so that no job holds up the others for long
 
@@ -31,7 +34,17 @@ WHOLE = Part(0, 1, 1)
 class Feeding:
     """Belongs to the control thread. What it raises is what ``Feeder.step`` raises."""
 
-    def __init__(self, windows: FeedWindows, limits: JobLimits, specs: Specs, counters: Counters) -> None:
+    def __init__(
+        self,
+        database: Database,
+        windows: FeedWindows,
+        limits: JobLimits,
+        specs: Specs,
+        counters: Counters,
+        failpoints: Failpoints,
+    ) -> None:
+        self._remainders, self._batches = RemainderStore(database), ProviderBatchStore(database)
+        self._failpoints = failpoints
         self._windows = windows
         self._limits = limits
         self._specs = specs
@@ -54,7 +67,22 @@ class Feeding:
         if documents:
             fed = feeder.step(min(documents, max(1, FEED_MAX // part.led_here)))
             self._windows.note_fed(job, fed.published)
-            self._counters.add("fed", self._specs.of(job).lane, fed.published)
+            self._counters.add("fed", job.lane, fed.published)
+
+    def feed_waiting(self, job: Job, led: LedFeed) -> bool:
+        """Publish documents that another lane of the job has left without an outcome; whether there were any."""
+        feeder = led.feeder
+        room, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation)
+        documents = min(self._limits.within_budget(job, room), FEED_MAX)
+        rows = self._remainders.unclaimed(job.job_id, feeder.feed.generation, documents) if documents else iter(())
+        waiting = list(islice(rows, documents))
+        if waiting:
+            published = publish_waiting(feeder, waiting)
+            self._failpoints.hit("move_arriving")
+            self._batches.forget([one.key for one in waiting])
+            self._windows.note_fed(job, published)
+            self._counters.add("fed", job.lane, published)
+        return bool(waiting)
 
     def look(self, job: Job, led: LedFeed) -> None:
         """For a feed whose shards are read apart from it: what it publishes again goes where they publish."""

@@ -19,7 +19,7 @@ from penstock_ledger.model import Job
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import serving_of, unserved_queues
 from penstock_producer.feed.wire import FED_HEADER
-from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model
+from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.schedules.due import ON_TIME_S
 from penstock_ratelimit.for_penstock import Breaker, QuotaView, read_quotas
 from penstock_workers.heartbeat import ALIVE_S
@@ -155,4 +155,4 @@ def _age(front: bytes | None, now: float) -> float:
 
 
 def _lane(job: Job) -> str:
-    return str(job.spec.get("lane", DEFAULT_LANE))
+    return job.lane

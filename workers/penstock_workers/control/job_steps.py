@@ -13,6 +13,7 @@ from penstock_ledger import (
     FeedLost,
     JobSeen,
     JobStore,
+    LaneMoves,
     LiveFeed,
     LiveJob,
     OutcomeStore,
@@ -44,6 +45,11 @@ from penstock_workers.control.job.outputs import OutputFiles
 from penstock_workers.control.job.resume import Resumes
 from penstock_workers.control.job.sinks import JobSinks, SinkGivenUp
 from penstock_workers.control.job.table_rows import TableRows
+from penstock_workers.control.lanes.facts import LaneFacts
+from penstock_workers.control.lanes.step import LaneChoices
+from penstock_workers.control.moves.known_moves import KnownMoves
+from penstock_workers.control.moves.leaving import Leaving
+from penstock_workers.failpoints import Failpoints
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
 
@@ -84,11 +90,17 @@ class JobSteps:
             (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)), outputs_written
         )
         self._limits = JobLimits(outcomes, hot, states)
-        self._feeding = Feeding(self._windows, self._limits, self._specs, counters)
+        failpoints = Failpoints.parse(settings.failpoints)
+        self._feeding = Feeding(database, self._windows, self._limits, self._specs, counters, failpoints)
+        moves = LaneMoves(database)
+        known = KnownMoves(moves)
+        self._leaving = Leaving(settings, database, hot, known, failpoints)
         self._completion = Completion(jobs, hot, states, balance, self._sinks)
         self._cancelling = Cancelling(jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s)
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
+        facts = LaneFacts(settings, database, hot, quotas, self._specs)
+        self._lanes = LaneChoices(facts, moves, known, settings.lanes)
         self._processes = Processes(hot, owner)
         self.leadership = Leadership(jobs, owner, self._open_led)
         self.ending = JobEnding()
@@ -97,9 +109,11 @@ class JobSteps:
         """Before the steps of a round: forget jobs that are over, renew what is led, and note which jobs share the queues."""
         names = {job.job_id for job, _ in live}
         for part in (
-            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.ending, self._sinks,
+            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.ending, self._sinks, self._lanes,
+            self._leaving,
         ):  # fmt: skip
             part.keep_only(names)
+        self._lanes.note([job for job, _ in live], self._specs.of)
         processes = self._processes.number(live)
         live = [LiveJob(job, self._led_by_control(job, feeds)) for job, feeds in live]
         self.leadership.keep_only(live)
@@ -119,16 +133,26 @@ class JobSteps:
         self._resumes.lift_hold(job, seen)  # before workers learn that it runs: the hold would stop its items
         if not seen.is_current:
             self._hot.set_job_state(job.job_id, job.state)
+            self._hot.set_job_lane(job)
         if job.state is JobState.PAUSED:
             self._resumes.resume_when_over(job)
             return
-        led = self._led(job, live.feeds)
+        here = self._led_by_control(job, live.feeds)
+        for feed in live.feeds if len(here) < len(live.feeds) else ():
+            if feed not in here:
+                self.leadership.hand_back(feed)
+        led = self._led(job, here)
         shards = {feed.feed.generation: self._led(job, feed.shards) for feed in live.feeds if feed.shards}
         if job.state is JobState.CANCELLING:
             self._unpark(job, seen)  # for workers to see that they are cancelled
             self._cancelling.step(job, self._queue(job), led, [part for parts in shards.values() for part in parts])
             return
-        if self._limits.stop(job, self._specs.of(job), sum(seen.outstanding)) or not (led or any(shards.values())):
+        spec, under_way = self._specs.of(job), sum(seen.outstanding)
+        if self._limits.stop(job, spec, under_way) or self._lanes.look(job, spec, under_way):
+            return
+        if not (led or any(shards.values()) or packs(job.lane)):
+            return
+        if job.moves and not self._has_left(job, under_way):
             return
         self._unpark(job, seen)
         for feed in live.feeds:
@@ -152,9 +176,16 @@ class JobSteps:
         self.leadership.release_all()
         self._processes.leave()
 
+    def _has_left(self, job: Job, outstanding: int) -> bool:
+        """Whether documents may be fed to the job's lane: what waited in the one before has been taken from there."""
+        has_left = False
+        with self._faults_of_source(job):
+            has_left = self._leaving.step(job, self._specs.of(job), outstanding)
+        return has_left
+
     def _led_by_control(self, job: Job, feeds: Sequence[LiveFeed]) -> tuple[LiveFeed, ...]:
         """Of a job whose documents are packed by workers only the feeds that they have read to their end, until it ends."""
-        if job.state is JobState.CANCELLING or not packs(self._specs.of(job).lane):
+        if job.state is JobState.CANCELLING or not packs(job.lane):
             return tuple(feeds)
         return tuple(feed for feed in feeds if feed.feed.exhausted)
 
@@ -172,8 +203,8 @@ class JobSteps:
             self._completion.complete(live.job, self._specs.of(live.job))
 
     def _is_in_batches(self, job: Job) -> bool:
-        """Whether documents are with a provider, or wait for another batch."""
-        return packs(self._specs.of(job).lane) and self._batches.is_busy(job.job_id)
+        """Whether documents are with a provider, or wait for another batch, or for another lane."""
+        return (packs(job.lane) or job.moves > 0) and self._batches.is_busy(job.job_id)
 
     def _grow(self, job: Job) -> bool:
         """Let what is written while the job runs go on; False when that cannot be written, and the job is paused for it."""
@@ -191,7 +222,7 @@ class JobSteps:
             self._database, self._hot, job, feed, owner=self._owner, settings=self._settings, spans=spans,
             spec=self._specs.of(job),
         )  # fmt: skip
-        return LedFeed(feeder, Reconciler(self._outcomes, self._hot), self._next_reconciliation())
+        return LedFeed(feeder, Reconciler(self._outcomes, self._hot), self._next_reconciliation(), job.lane)
 
     def _unpark(self, job: Job, seen: JobSeen) -> None:
         if seen.parked:
@@ -200,7 +231,9 @@ class JobSteps:
     def _advance(self, job: Job, led: LedFeed, outstanding: int) -> None:
         feed = led.feeder.feed
         with self._faults_of(job, led):
-            if feed.shards:
+            if job.moves and not packs(job.lane) and self._feeding.feed_waiting(job, led):
+                pass  # what is new comes after it
+            elif feed.shards:
                 self._feeding.look(job, led)
             elif not feed.exhausted:
                 self._feeding.feed(job, led)
@@ -212,11 +245,17 @@ class JobSteps:
     def _faults_of(self, job: Job, led: LedFeed) -> Iterator[None]:
         """What becomes of the job when a step of its feed fails."""
         try:
-            yield
+            with self._faults_of_source(job):
+                yield
         except FeedLost:
             self.leadership.forget(led.feeder.feed)
         except RedisForgot:
             log.warning("job %s: Redis forgot while it was fed; the next round rebuilds it", job.job_id)
+
+    @contextlib.contextmanager
+    def _faults_of_source(self, job: Job) -> Iterator[None]:
+        try:
+            yield
         except SourceUnavailable as error:
             self._states.move(job, JobState.PAUSED, str(error))
         except SourceError as error:
@@ -224,14 +263,14 @@ class JobSteps:
 
     def _reconcile(self, job: Job, led: LedFeed, outstanding: int) -> None:
         """``outstanding``: as this round found it, before it fed more."""
-        lane = self._specs.of(job).lane
-        self._counters.add("reconciles", lane, 1)
-        republished = led.reconciler.round(job, led.feeder.feed, led.feeder, queue_name(lane), outstanding)
-        self._counters.add("republished", lane, republished)
+        self._counters.add("reconciles", job.lane, 1)
+        held = self._leaving.held_elsewhere(job)
+        republished = led.reconciler.round(job, led.feeder.feed, led.feeder, self._queue(job), outstanding, held)
+        self._counters.add("republished", job.lane, republished)
 
     def _next_reconciliation(self) -> float:
         return time.monotonic() + self._settings.reconcile_interval_s
 
     def _queue(self, job: Job) -> str:
         """The lane's own: the ledger looks at those of its models, too."""
-        return queue_name(self._specs.of(job).lane)
+        return queue_name(job.lane)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from penstock_ledger import (
@@ -14,6 +14,7 @@ from penstock_ledger import (
     Database,
     JobSeen,
     JobStore,
+    LaneMoves,
     LiveJob,
     LiveJobs,
     NoticedStore,
@@ -25,7 +26,7 @@ from penstock_ledger import (
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
 from penstock_producer.feed.queues import queue_name
-from penstock_producer.job.lanes import DEFAULT_LANE
+from penstock_producer.job.lanes import LANES
 from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.switch_back import SwitchBack
 from penstock_workers.control.counters import Counters
@@ -72,7 +73,7 @@ class Control:
         self._failure_log = FailureLog(log)
         self._hot = hot
         self._live = LiveJobs(database)
-        self._recovery = Recovery(JobStore(database), OutcomeStore(database), hot)
+        self._recovery = Recovery(JobStore(database), OutcomeStore(database), hot, LaneMoves(database))
         self._counters = Counters()
         self._wake = threading.Event()
         self._steps = JobSteps(
@@ -136,7 +137,7 @@ class Control:
         for job, of_job in sorted(in_turns, key=lambda of_round: self._steps.place(of_round[0])):
             self._step(job, of_job)
         self._rounds += 1
-        for lane in {str(job.spec.get("lane", DEFAULT_LANE)) for job, _ in live}:
+        for lane in _lanes(live):
             promoted = self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
             self._counters.add("promoted", lane, promoted)
         self._counters.windows = self._steps.windows
@@ -206,6 +207,11 @@ class Control:
             self._fleet_figures.refresh(live)
         except Exception as error:
             self._failure_log.tell("control: the fleet's figures are missing", error, "they come back by themselves")
+
+
+def _lanes(live: Sequence[LiveJob]) -> Collection[str]:
+    """Those that jobs are in; all of them while a job has moved: retries may wait where it was."""
+    return LANES if any(job.moves for job, _ in live) else {job.lane for job, _ in live}
 
 
 def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManager[None]:

@@ -44,9 +44,10 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Nothing to do: the item is finished already, or its job is cancelled."""
+    """Nothing to do: the item is finished already, its job is cancelled, or goes on in another lane."""
 
     why: str
+    left_lane: bool = False  # the document goes on there: what was used up on it here is noted
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,9 @@ def policy_of(job_id: str, spec: JobSpec, provider: ProviderSettings, *, across_
     if spec.dedup == "off" and spec.cache_s is None:
         return None
     across_jobs = spec.cache_s is not None
+    lane = spec.lane if spec.lanes is None else (spec.lane, *spec.lanes)
     same = (
-        _VERSION, spec.lane, spec.provider, provider.base_url, spec.endpoint, spec.response_schema, spec.postprocess,
+        _VERSION, lane, spec.provider, provider.base_url, spec.endpoint, spec.response_schema, spec.postprocess,
         spec.on_overflow, spec.embedding_dtype, spec.fallback, spec.fallback_on,
     )  # fmt: skip
     return ReusePolicy(

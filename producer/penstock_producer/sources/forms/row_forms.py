@@ -18,7 +18,6 @@ from penstock_producer.errors import seen
 from penstock_producer.job.anthropic_body import translated
 from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.gemini_body import with_defaults
-from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
@@ -87,7 +86,7 @@ class BatchLines:
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
         self._max_body_bytes = max_body_bytes
-        self._needs_model = not has_own_model(spec.lane)
+        self._needs_model = spec.asks_a_provider
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
         self._asks_for_form = FIELD in self._defaults
         self._text_field = text_field(spec.endpoint)

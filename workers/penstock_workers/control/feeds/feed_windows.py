@@ -57,7 +57,8 @@ class FeedWindows:
         self._look_at = 0.0
         self._now, self._tick_s = clock(), 0.0  # the latest tick, and how long after the one before
         self._active: dict[str, float] = {}  # running job -> when it last had something outstanding, or was new
-        self._known: dict[str, tuple[str, Flow]] = {}  # queue and flow of each live job: neither ever changes
+        self._known: dict[str, tuple[str, Flow]] = {}  # queue and flow of each live job
+        self._lanes: dict[str, str] = {}  # of these, as they were then: the queue changes with the lane alone
         self._outstanding: Mapping[str, Sequence[int]] = {}  # by job and generation
         self._shares: dict[str, dict[str, Share]] = {}  # of this round, by queue and job
         self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(dict)  # queue -> flows of its active jobs, by job
@@ -72,7 +73,13 @@ class FeedWindows:
         """
         now = self._clock()
         self._now, self._tick_s = now, now - self._now
-        self._known = {job.job_id: self._known.get(job.job_id) or self._queue_and_flow(job) for job in live}
+        self._known = {
+            job.job_id: self._known[job.job_id]
+            if self._lanes.get(job.job_id) == job.lane
+            else self._queue_and_flow(job)
+            for job in live
+        }
+        self._lanes = {job.job_id: job.lane for job in live}
         self._outstanding = outstanding
         is_due = now >= self._look_at
         if is_due or not self._slots:
@@ -213,7 +220,7 @@ class FeedWindows:
 
     def _queue_and_flow(self, job: Job) -> tuple[str, Flow]:
         spec = self._specs.of(job)
-        return queue_name(spec.lane, spec.model), flow_of(job.job_id, spec)
+        return queue_name(job.lane, spec.model), flow_of(job.job_id, spec)
 
 
 def _queues(seen: WorkerSeen) -> set[str]:

@@ -33,6 +33,7 @@ class LedFeed:
     feeder: Feeder
     reconciler: Reconciler
     next_round: float  # monotonic time of the next reconciliation
+    lane: str  # that it is fed to
 
 
 class Leadership:
@@ -91,11 +92,17 @@ class Leadership:
         if feed is None:
             self._led.pop(name, None)
             return None
-        if led is not None and led.feeder.feed.fence == feed.fence:
+        if led is not None and led.feeder.feed.fence == feed.fence and led.lane == job.lane:
             led.feeder.lead(feed)
             return led
         led = self._led[name] = self._open_led(job, feed)
         return led
+
+    def hand_back(self, live: LiveFeed) -> None:
+        """A feed that others read now: the job's lane has changed."""
+        if live.led_by(self._owner):
+            self._jobs.release_feed(live.feed, self._owner)
+            self.forget(live.feed)
 
     def forget(self, feed: Feed) -> None:
         """Another process has taken it, or it was rewound."""

@@ -7,6 +7,7 @@ it may just be moving from one place to another.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from penstock_ledger import OutcomeStore, RedisLedger, buckets_for
 from penstock_ledger.model import Feed, ItemKey, Job
@@ -28,12 +29,15 @@ class Reconciler:
         self._suspects: frozenset[str] = frozenset()
         self._last_progress = -1
 
-    def round(self, job: Job, feed: Feed, feeder: Feeder, queue: str, outstanding: int) -> int:
-        """One round for ``outstanding`` documents of the feed; returns how many were published again."""
+    def round(
+        self, job: Job, feed: Feed, feeder: Feeder, queue: str, outstanding: int, besides: Sequence[str] = ()
+    ) -> int:
+        """One round for ``outstanding`` documents of the feed; returns how many were published again. ``besides``: queues of
+        lanes that the job has left, whose workers may still end what they hold."""
         if not outstanding or not self._worth_a_scan(job, queue, outstanding):
             self._suspects = frozenset()
             return 0
-        missing = dict(self._hot.missing(queue, feed.job_id, feed.generation, item_tag))
+        missing = dict(self._hot.missing(queue, feed.job_id, feed.generation, item_tag, besides=besides))
         confirmed = [doc for doc in missing if doc in self._suspects][:REPUBLISH_MAX]
         self._suspects = frozenset(missing)
         lost = self._drop_finished(job, feed, confirmed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from penstock_ledger import JobStore, OutcomeStore, RedisLedger, buckets_for
+from penstock_ledger import JobStore, LaneMoves, OutcomeStore, RedisLedger, buckets_for
 from penstock_ledger.model import Counts, Job
 from penstock_producer.job.lanes import packs
 
@@ -23,7 +23,8 @@ REHYDRATE_PAGE = 5_000  # finished documents per round trip while the completed 
 class Recovery:
     """Makes Redis agree with SQL again. Idempotent: two processes may do it at once."""
 
-    def __init__(self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger) -> None:
+    def __init__(self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger, moves: LaneMoves) -> None:
+        self._moves = moves
         self._jobs = jobs
         self._outcomes = outcomes
         self._hot = hot
@@ -48,7 +49,9 @@ class Recovery:
             for page in self._outcomes.terminal_docs(job.job_id, generation, REHYDRATE_PAGE):
                 self._hot.rehydrate(job.job_id, generation, page, buckets_for(job))
         self._hot.reset_stats(job.job_id, stats_from(self._outcomes.counts(job.job_id)))
-        if not packs(str(job.spec.get("lane"))):  # what is in batches is known to SQL alone
+        self._hot.set_job_lane(job)
+        is_leaving = job.moves and self._moves.of(job.job_id)[-1].left_at is None
+        if not packs(job.lane) or is_leaving:  # what is in batches is known to SQL alone
             self._jobs.rewind_feeds(job.job_id)
 
 

@@ -54,6 +54,7 @@ FATES: Mapping[str, Fate] = {
     "batch_expired": RETRY,  # a provider batch ran out of time before it came to the document
     "batch_cancelled": RETRY,  # it was cancelled before that, by a person at the provider
     "batch_lost": RETRY,  # it ended without an answer for the document, or is gone
+    "lane_left": WAIT,  # its job has left the lane before the provider came to the document
     "batch_refused": WAIT,  # the provider refused all of it, for lines of other documents
     "unexpected_error": RETRY,  # a defect of this program; the traceback is in the worker's log
     "forbidden": RETRY_ONCE,  # 403: this document, model or project; firewalls err once in a while

@@ -43,9 +43,11 @@ log = logging.getLogger(__name__)
 
 STUCK_MAX = 16  # calls of a hook in a row that took too long: then the hook is broken, not one document
 KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
-# Between tries to start a process for an answer that is paid for: a minute in which memory or processes may come free. Then
-# its job pauses, and the document is paid for again when that is over.
+# Between tries to check an answer that is paid for, while no process for that can be started, or its hook cannot be imported
+# any more. In the first minute memory or processes may come free. Then no other document of its job is sent, so that the job
+# pauses and says why; the answers that are here wait nine minutes more, and are paid for again only after that.
 START_AGAIN_S = (1.0, 4.0, 10.0, 15.0, 30.0)
+KEPT_ON_S = (30.0,) * 18
 REFUSED_ANSWER_CHARS = 16_000  # of an answer that is shown to its model again: four pages, or four thousand tokens
 HELD_S = 10.0  # a broken hook is not called again for so long: its job is about to pause
 
@@ -213,14 +215,21 @@ class JobCode:
     # -- both ----------------------------------------------------------------------------------------------------------
 
     async def _ask(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:
-        """Raises ChildBroken: at once before the call, and after several attempts where an answer is paid for."""
+        """Raises ChildBroken: at once before the call, and after many attempts where an answer is paid for."""
         if isinstance(call, Postprocess | Check):
-            for pause_s in START_AGAIN_S:
+            for number, pause_s in enumerate((*START_AGAIN_S, *KEPT_ON_S)):
                 try:
-                    return await self._ask_once(pool, attempt, call)
-                except ChildBroken as error:
-                    self._failures.tell("an answer waits for a process that can check it", error, "it is tried again")
-                    await asyncio.sleep(pause_s)
+                    said = await self._ask_once(pool, attempt, call)
+                    if not isinstance(said, Missing):
+                        return said
+                    error: WorkerError = HookMissing(said.words)
+                except ChildBroken as broken:
+                    error = broken
+                self._failures.tell("an answer waits for a process that can check it", error, "it is tried again")
+                if isinstance(error, HookMissing) or number >= len(START_AGAIN_S):
+                    name = call.path if isinstance(call, Postprocess) else attempt.key.job_id
+                    self._broken[name] = monotonic() + max(pause_s, HELD_S), error
+                await asyncio.sleep(pause_s)
         return await self._ask_once(pool, attempt, call)
 
     async def _ask_once(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:

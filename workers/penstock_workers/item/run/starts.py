@@ -34,6 +34,7 @@ _MUST_NOT: dict[BeginReply, Outcome] = {
     BeginReply.DONE: _FINISHED,
     BeginReply.CANCELLED: Skipped("its job is cancelled"),
     BeginReply.PAUSED: Parked("its job is paused"),
+    BeginReply.ELSEWHERE: Skipped("its job goes on in another lane", left_lane=True),
 }
 
 
@@ -52,7 +53,9 @@ class _Answer(NamedTuple):
 class Starts:
     """``begin`` and the others are called on the event loop; the stores are asked in a thread."""
 
-    def __init__(self, hot: RedisLedger, outcomes: OutcomeStore, jobs: JobStore) -> None:
+    def __init__(self, hot: RedisLedger, outcomes: OutcomeStore, jobs: JobStore, lane: str = "") -> None:
+        """``lane``: the worker's own; items of jobs that have moved to another one do not start."""
+        self._lane = lane
         self._hot = hot
         self._outcomes = outcomes
         self._jobs = jobs
@@ -125,7 +128,7 @@ class Starts:
 
     def _begin(self, group: Sequence[_Asked]) -> list[_Answer]:
         """One script call; then, where a message was seen before, one look into SQL before anything is paid twice."""
-        begun = self._hot.begin([asked.begin for asked in group])
+        begun = self._hot.begin([asked.begin for asked in group], self._lane)
         doubtful = [asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)]
         finished = self._outcomes.terminal([begin.key for begin in doubtful]) if doubtful else frozenset()
         if finished:

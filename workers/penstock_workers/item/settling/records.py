@@ -12,6 +12,7 @@ from penstock_ledger import (
     AskedAgain,
     JobStore,
     OutcomeStore,
+    PaidBeside,
     RedisLedger,
     SettleBatch,
     SettledCrash,
@@ -22,7 +23,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import JobState
 from penstock_workers.item.attempt import Attempt, Item, Settled
-from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Unreadable
+from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.item.settling.made_with import MadeWithNotes
 from penstock_workers.item.settling.rows import (
     message_again,
@@ -53,6 +54,8 @@ class Records:
             self._made_with.note(group)
         if results or letters:
             self._outcomes.settle(results, letters)
+        if left := _left(group):
+            self._outcomes.note_left(left)
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
             if self._jobs.set_state(
@@ -132,6 +135,15 @@ def _moved(group: Iterable[Settled]) -> dict[str, list[tuple[str, bytes]]]:
         if isinstance(item, Item) and isinstance(outcome, Released) and outcome.to is not None:
             messages[outcome.to].append((item.tag, message_to(item, outcome.to)))
     return messages
+
+
+def _left(group: Iterable[Settled]) -> list[PaidBeside]:
+    """What earlier attempts used up on documents whose job has left the lane: their messages, which said it, end here."""
+    return [
+        PaidBeside(item.key, item.calls_in_all, *item.spent_in_all[:3])
+        for item, outcome in group
+        if isinstance(item, Item) and isinstance(outcome, Skipped) and outcome.left_lane and item.calls_in_all
+    ]
 
 
 def _parked(group: Iterable[Settled]) -> dict[str, list[bytes]]:

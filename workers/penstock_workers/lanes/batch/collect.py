@@ -19,7 +19,7 @@ from penstock_ratelimit import Signal
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import JobView
 from penstock_workers.item.failures import Failure
-from penstock_workers.lanes.batch.judging import Judge, without_answer
+from penstock_workers.lanes.batch.judging import USUAL, Judge, Parting, without_answer
 from penstock_workers.lanes.batch.packed import PackedBatch, PackedDocument
 from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, BatchSeen, LineProblem, UnreadableLine
 
@@ -51,7 +51,13 @@ class Collector:
         self._judge, self._failpoints = judge, failpoints
 
     async def answers(
-        self, batch: ProviderBatch, job: JobView, packed: PackedBatch, provider: BatchProvider, seen: BatchSeen
+        self,
+        batch: ProviderBatch,
+        job: JobView,
+        packed: PackedBatch,
+        provider: BatchProvider,
+        seen: BatchSeen,
+        parting: Parting = USUAL,
     ) -> Collected:
         """Every answer becomes an outcome, or its document waits for the next batch. Raises as the provider does."""
         left = await asyncio.to_thread(packed.by_id)
@@ -70,9 +76,9 @@ class Collector:
                 collected.answers += 1
                 group.append((document, answer))
                 if len(group) >= GROUP:
-                    await self._settle(batch, job, packed, group)
+                    await self._settle(batch, job, packed, group, parting)
                     group = []
-        await self._settle(batch, job, packed, group)
+        await self._settle(batch, job, packed, group, parting)
         return collected
 
     async def refused(
@@ -101,9 +107,10 @@ class Collector:
         job: JobView,
         packed: PackedBatch,
         group: Sequence[tuple[PackedDocument, BatchAnswer | Failure]],
+        parting: Parting = USUAL,
     ) -> None:
         if group:
-            await self._judge.answers(batch, job, packed, group)
+            await self._judge.answers(batch, job, packed, group, parting)
             self._failpoints.hit("batch_collecting")
 
 

@@ -25,6 +25,7 @@ from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import JobView
 from penstock_workers.item.run.reading.jobs import JobBook
 from penstock_workers.lanes.batch.collect import Collector
+from penstock_workers.lanes.batch.judging import Parting
 from penstock_workers.lanes.batch.packed import PackedBatch, PackedFolder
 from penstock_workers.lanes.batch.packing import Packer, Stopped
 from penstock_workers.lanes.batch.provider import (
@@ -187,7 +188,7 @@ class Journey:
     async def _watch(self) -> None:
         remote_id = self._remote_id
         try:
-            if self._standing is Standing.ENDS and not self._cancel_asked:
+            if self._standing in (Standing.ENDS, Standing.LEAVES) and not self._cancel_asked:
                 await self._provider.cancel(remote_id)
                 self._cancel_asked, self._polls = True, 0
             seen = await self._provider.look(remote_id)
@@ -229,18 +230,22 @@ class Journey:
         if view is None:
             await self._collected("batch_cancelled")
             return None
+        parting = Parting(
+            has_left=self._standing is Standing.LEAVES,
+            is_handed_over=await self._in_thread(self._around.store.is_handed_over, self.batch.tag),
+        )
         if seen.problems:
             await self._refused(view, packed, seen)
             return None
         try:
-            collected = await self._around.collector.answers(self.batch, view, packed, self._provider, seen)
+            collected = await self._around.collector.answers(self.batch, view, packed, self._provider, seen, parting)
         except BatchGone as error:  # what was read of its outputs until then is settled
             await self._collected(f"batch_lost: {error}")
             return None
         if collected.odd:
             kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
             log.warning("provider batch %s: lines of its outputs that are no answers: %s", self.batch.tag, kinds)
-        await self._collected(_why(seen))
+        await self._collected("lane_left" if parting.has_left and seen.cancelled else _why(seen))
         return None
 
     def _is_whole(self, seen: BatchSeen) -> bool:
@@ -256,7 +261,8 @@ class Journey:
     async def _conclude(self) -> None:
         """What has no answer goes on, and nothing of the batch is left lying about."""
         batch = self.batch
-        if self._standing is not Standing.ENDS:  # a job that ends writes off all that has no outcome
+        handed_over = await self._in_thread(self._around.store.is_handed_over, batch.tag)
+        if self._standing is not Standing.ENDS and not handed_over:  # a job that ends writes off all that has no outcome
             view, packed = await self._view(), await self._files()
             if view is not None:
                 await self._around.collector.unanswered(batch, view, packed, batch.why or "batch_lost")
@@ -313,14 +319,18 @@ class Journey:
 
     async def _wait_or_give_up(self) -> None:
         """Nothing of it is at the provider but its file, maybe."""
-        if self._standing is Standing.WAITS:
+        standing = self._standing
+        if standing is Standing.WAITS:
             await self._pause(LOOK_AT_JOB_S)
             return
         batch = self.batch
         if batch.file_id is None and batch.uploading_at is not None:
             await self._write(file_id=await self._provider.find_upload(batch.tag))
         await self._delete(unasked=True)
-        await self._settled("batch_cancelled: its job ended before it was created")
+        if standing is Standing.LEAVES:
+            await self._collected("lane_left")
+        else:
+            await self._settled("batch_cancelled: its job ended before it was created")
 
     async def _settled(self, why: str | None) -> None:
         if not await self._in_thread(self._around.store.end, self.batch, self._around.owner, why):
@@ -413,7 +423,7 @@ class Journey:
 
     @property
     def _standing(self) -> Standing:
-        return self._around.jobs.standing(self.batch.job_id)
+        return self._around.jobs.standing(self.batch.job_id, self.batch.packed_at)
 
     @property
     def _remote_id(self) -> str:

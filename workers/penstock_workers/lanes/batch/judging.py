@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -42,6 +42,16 @@ _WITHOUT_STATUS: Final = {
 _NO_STATUS: Final = 500  # of an error without a status: the code in its body decides
 
 
+class Parting(NamedTuple):
+    """On which the answers of a batch are taken whose job has left the lane."""
+
+    has_left: bool = False  # then a cancel at the provider was asked for here, and costs no document a try
+    is_handed_over: bool = False  # its documents are in another lane, too: the first answer counts, and each was paid for
+
+
+USUAL: Final = Parting()
+
+
 class Judge:
     """Used on the event loop; groups are settled by the time a call returns."""
 
@@ -57,18 +67,19 @@ class Judge:
         job: JobView,
         packed: PackedBatch,
         group: Sequence[tuple[PackedDocument, BatchAnswer | Failure]],
+        parting: Parting = USUAL,
     ) -> None:
         """Settle documents by what they came to. Those that have an outcome or went on to another batch are left alone.
 
         Raises JobCannotRun, and then nothing of ``group`` is settled.
         """
         keys = [ItemKey(batch.job_id, batch.generation, document.doc_id) for document, _ in group]
-        done = await asyncio.to_thread(self._left_alone, keys, batch.tag)
+        done = set[ItemKey]() if parting.is_handed_over else await asyncio.to_thread(self._left_alone, keys, batch.tag)
         fresh = [pair for key, pair in zip(keys, group, strict=True) if key not in done]
         bodies = await asyncio.to_thread(packed.bodies, [document for document, _ in fresh])
         attempts = [_attempt(batch, job, document, body) for (document, _), body in zip(fresh, bodies, strict=True)]
         settled = await asyncio.gather(
-            *(self._settled(attempt, said) for attempt, (_, said) in zip(attempts, fresh, strict=True))
+            *(self._settled(attempt, said, parting) for attempt, (_, said) in zip(attempts, fresh, strict=True))
         )
         for one in settled:
             self._settler.put(one)
@@ -78,9 +89,11 @@ class Judge:
         """In a thread: those that have an outcome, or went on to another batch."""
         return self._outcomes.terminal(keys) | self._remainders.elsewhere(keys, tag)
 
-    async def _settled(self, attempt: BatchAttempt, said: BatchAnswer | Failure) -> Settled:
+    async def _settled(self, attempt: BatchAttempt, said: BatchAnswer | Failure, parting: Parting) -> Settled:
         try:
             happened = said if isinstance(said, Failure) else await self._happened(attempt, said)
+            if parting.has_left and isinstance(happened, Failure) and happened.name == "batch_cancelled":
+                happened = without_answer("lane_left")
             return Settled(attempt, self._outcome(attempt, happened))
         except JobCannotRun:
             raise  # a hook that cannot be imported, a schema that cannot be used: the answers stay where they are
@@ -107,8 +120,8 @@ class Judge:
         return Retry(outcome.after_s, outcome.error, counted=True, rate_limited=outcome.rate_limited)
 
 
-NOT_ITS_FAULT: Final = frozenset({"batch_refused"})
-"""Failures of a document that was only beside another one: they cost no try."""
+NOT_ITS_FAULT: Final = frozenset({"batch_refused", "lane_left"})
+"""Failures of a document that was only beside another one, or whose job has left the lane: they cost no try."""
 
 
 def without_answer(why: str) -> Failure:
@@ -122,6 +135,7 @@ _WORDS: Final = {
     "batch_cancelled": "the batch was cancelled before the provider came to it",
     "batch_lost": "the provider gave no answer to it, and the batch has ended",
     "batch_refused": "the provider refused the batch for other lines of it",
+    "lane_left": "its job has gone on to another lane",
 }
 
 

@@ -19,6 +19,8 @@ from penstock_ledger import (
     FeedLost,
     JobState,
     JobStore,
+    LaneMove,
+    LaneMoves,
     LiveFeed,
     LiveJob,
     LiveJobs,
@@ -28,7 +30,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Feed, Job
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.job.lanes import packs
+from penstock_producer.job.lanes import AUTO, packs
 from penstock_ratelimit import full_jitter
 from penstock_workers.errors import WorkerError
 from penstock_workers.failure_log import FailureLog
@@ -52,7 +54,9 @@ Providers = Callable[[str], BatchProvider]  # by name; raises WorkerError
 class _Round:
     """What one look found."""
 
-    live: Sequence[LiveJob]
+    live: Sequence[LiveJob]  # of this lane
+    left: Mapping[str, float]  # when jobs left it last
+    every: Sequence[Job]  # of all lanes: batches of some that have left are still here
     waiting: Mapping[tuple[str, int], Waiting]
 
 
@@ -66,7 +70,7 @@ class Leader:
             around.settings.visibility_timeout_s
         )  # of feeds and batches: a leader that died is replaced after it
         self._live, self._feeds = LiveJobs(database), JobStore(database)
-        self._remainders = RemainderStore(database)
+        self._remainders, self._moves = RemainderStore(database), LaneMoves(database)
         self._failures = FailureLog(log)
         self._journeys: dict[str, tuple[Journey, asyncio.Task[None]]] = {}
         self._stop = asyncio.Event()
@@ -128,7 +132,7 @@ class Leader:
 
     async def _round(self) -> None:
         found = await asyncio.to_thread(self._look)
-        self._around.jobs.note([job for job, _ in found.live])
+        self._around.jobs.note(found.every, found.left)
         await self._take_batches()
         for job, feeds in found.live:
             if job.state is JobState.RUNNING:
@@ -138,10 +142,13 @@ class Leader:
 
     def _look(self) -> _Round:
         """In a thread."""
-        live = [one for one in self._live.look() if packs(str(one.job.spec.get("lane")))]
+        every = self._live.look()
+        moves = {job.job_id: self._moves.of(job.job_id) for job, _ in every if job.moves}
+        live = [one for one in every if packs(one.job.lane) and _has_arrived(one.job, moves.get(one.job.job_id))]
         running = [job.job_id for job, _ in live if job.state is JobState.RUNNING]
         waiting = {(one.job_id, one.generation): one for one in self._remainders.waiting(running)}
-        return _Round(live, waiting)
+        left = {job_id: at for job_id, some in moves.items() if (at := _left_at(some)) is not None}
+        return _Round(live, left, [job for job, _ in every], waiting)
 
     async def _take_batches(self) -> None:
         """Those that no worker leads now, and those that this one has packed."""
@@ -253,3 +260,16 @@ class Leader:
                 await self._stop.wait()
         except TimeoutError:
             pass
+
+
+def _has_arrived(job: Job, moves: Sequence[LaneMove] | None) -> bool:
+    """Whether its lane is chosen, and all that the lane before held waits in SQL now: until then the same documents would be
+    packed twice."""
+    if not moves:
+        return job.spec.get("lane") != AUTO
+    return moves[-1].before is None or moves[-1].left_at is not None
+
+
+def _left_at(moves: Sequence[LaneMove]) -> float | None:
+    """When the job left this lane last."""
+    return max((move.at for move in moves if move.before is not None and packs(move.before)), default=None)

@@ -26,7 +26,7 @@ from penstock_ledger import (
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job
 from penstock_producer.errors import RowChanged
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.refusals import changed_since, lost, refused
+from penstock_producer.refusals import changed_since, lost_of, refused
 from penstock_producer.rows import BadRow, Document, Source
 from penstock_producer.sources.of_feed import source_of
 from penstock_workers.lanes.batch.packed import PackedBatch, PackedFolder
@@ -65,7 +65,7 @@ class Packer:
             return self._move_spool(feed, source), 0
         window = Window(self._folder, provider, self._terms(spec, feed))
         try:
-            cursor, exhausted = self._fill(window, feed, source)
+            cursor, exhausted = self._fill(window, feed, source, has_moved=job.moves > 0)
             packed = [batch for batch, _ in window.close(feed.cursor, cursor)]
         except BaseException:
             window.discard()
@@ -133,7 +133,7 @@ class Packer:
             provider.prices_of,
         )
 
-    def _fill(self, window: Window, feed: Feed, source: Source) -> tuple[dict[str, Any], bool]:
+    def _fill(self, window: Window, feed: Feed, source: Source, *, has_moved: bool) -> tuple[dict[str, Any], bool]:
         """The cursor behind the last document of the window, and whether the source has ended with it."""
         cursor = dict(feed.cursor)
         refused_lines = self._refused_lines(feed)
@@ -142,6 +142,8 @@ class Packer:
             self._settle_bad(feed, rows, refused_lines)
             documents = [row for row in rows if isinstance(row, Document) and row.line not in refused_lines]
             done = self._outcomes.terminal(_key(feed, document) for document in documents)
+            if has_moved:  # what a feeder has read beyond its cursor waits as remainders do
+                done |= self._remainders.known([_key(feed, document) for document in documents])
             wanted = {document.doc_id: document for document in documents if _key(feed, document) not in done}
             for row in rows:
                 document = wanted.pop(row.doc_id, None) if isinstance(row, Document) else None
@@ -245,15 +247,7 @@ def _fetch(source: Source, one: Remainder, changed: list[DeadLetter]) -> Documen
     try:
         return source.fetch(one.position)
     except RowChanged as error:
-        letter = replace(
-            lost(one.key, str(error)),
-            attempts=one.attempts,
-            calls=one.calls,
-            prompt_tokens=one.prompt_tokens,
-            completion_tokens=one.completion_tokens,
-            cost_microusd=one.cost_microusd,
-        )  # what earlier batches used up on it was paid for
-        changed.append(letter)
+        changed.append(lost_of(one, str(error)))
         return None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import Enum
 
 from penstock_ledger import Job, JobNotFound, JobState, JobStore, RedisLedger
 from penstock_ledger.redaction import redact
+from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
 
 
@@ -16,6 +17,7 @@ class Standing(Enum):
     """What a job lets its batches do."""
 
     RUNS = "runs"
+    LEAVES = "leaves"  # its job goes on in another lane: what is at the provider is cancelled, and what was answered is kept
     WAITS = "waits"  # paused: nothing new goes to the provider; what is there is collected
     ENDS = "ends"  # cancelled, failed or purged: what is at the provider is cancelled, and what was answered is kept
 
@@ -27,9 +29,11 @@ class Jobs:
         self._jobs, self._hot = jobs, hot
         self._live: dict[str, Job] = {}
         self._specs: dict[str, tuple[str, JobSpec]] = {}
+        self._left: Mapping[str, float] = {}
 
-    def note(self, live: Collection[Job]) -> None:
-        self._live = {job.job_id: job for job in live}
+    def note(self, live: Collection[Job], left: Mapping[str, float] | None = None) -> None:
+        """``live``: all jobs that are not over; ``left``: when those that have ever left the lane did so last."""
+        self._live, self._left = {job.job_id: job for job in live}, left or {}
         self._specs = {job_id: spec for job_id, spec in self._specs.items() if job_id in self._live}
 
     def spec(self, job: Job) -> JobSpec:
@@ -38,10 +42,14 @@ class Jobs:
             known = self._specs[job.job_id] = (job.digest, JobSpec.accepted(job.spec))
         return known[1]
 
-    def standing(self, job_id: str) -> Standing:
+    def standing(self, job_id: str, packed_at: float | None = None) -> Standing:
+        """``packed_at``: of a batch. One from before its job left the lane is given up, even where the job has come back:
+        its documents may be elsewhere."""
         job = self._live.get(job_id)
         if job is None or job.state is JobState.CANCELLING:
             return Standing.ENDS
+        if not packs(job.lane) or (packed_at is not None and packed_at < self._left.get(job_id, 0.0)):
+            return Standing.LEAVES
         return Standing.WAITS if job.state is JobState.PAUSED else Standing.RUNS
 
     async def look_again(self, job_id: str) -> Standing:

@@ -50,13 +50,16 @@ class JobBook:
 
 
 def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
-    """Reads a job from the ledger into what workers keep of it."""
+    """Reads a job from the ledger into what workers keep of it. A job may go from lane to lane: its requests are made, and paid
+    for, as those of the worker's own."""
 
     def read(job_id: str) -> JobView:
         job = jobs.get(job_id)
         if job.job_id != job_id:  # a key of a job: items name jobs by their ids, under which they are settled
             raise JobNotFound(job_id)
         spec = JobSpec.accepted(job.spec)
+        if job.moves or len(spec.permitted_lanes) > 1:
+            spec = spec.model_copy(update={"lane": settings.lane})
         flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
         view = None
         for one in reversed([*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]):

@@ -1,12 +1,13 @@
-"""The thread that computes. A daemon, so that a device that never answers does not keep the process from ending."""
+"""The thread that computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any
+
+from penstock_workers.computing_thread import ComputingThread
 
 
 class EncoderThread(Executor):
@@ -14,7 +15,7 @@ class EncoderThread(Executor):
 
     def __init__(self, name: str = "penstock-encoder") -> None:
         self._given: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()  # bounded by the batcher
-        Thread(target=self._work, name=name, daemon=True).start()
+        ComputingThread(self._work, name).start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -57,6 +57,8 @@ class LineChild:
         """Raises EOFError and OSError where the process has ended, and TimeoutError: then it is to be killed."""
         assert self._process.stdin is not None, "it was started with pipes"
         assert self._process.stdout is not None, "it was started with pipes"
+        if self._process.stdin.is_closing():
+            raise EOFError  # uvloop raises RuntimeError for a write to a pipe that it has closed
         async with asyncio.timeout(within_s):
             self._process.stdin.write(line + b"\n")
             await self._process.stdin.drain()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple
 
+from penstock_workers.computing_thread import ComputingThread
 from penstock_workers.lanes.engine_life.loading import this_process
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.engine.arguments import engine_arguments
@@ -57,7 +58,7 @@ class InProcessEngine:
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._build)
         self.config = self._llm.vllm_config
-        self._thread = threading.Thread(target=self._serve, name="penstock-engine", daemon=True)
+        self._thread = ComputingThread(self._serve, "penstock-engine")
         self._thread.start()
 
     async def load(self, lora: Any) -> None:

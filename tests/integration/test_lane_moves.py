@@ -1,0 +1,447 @@
+"""A job changes its lane while it runs: what the ledger promises of it, and what a control process makes of it, tick by tick."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from envelopes import decode_envelope
+from servers import RedisServer, as_bytes
+
+from penstock_ledger import (
+    BatchState,
+    Begin,
+    BeginReply,
+    Database,
+    ItemKey,
+    Job,
+    JobState,
+    JobStore,
+    LaneMoves,
+    Meta,
+    NewJob,
+    NewProviderBatch,
+    OutcomeStore,
+    ProviderBatchStore,
+    RedisLedger,
+    Remainder,
+    RemainderStore,
+    Result,
+    SettleBatch,
+    SettledDone,
+    buckets_for,
+    open_database,
+    purge_job,
+)
+from penstock_ledger.keys import unacked
+from penstock_producer import Producer
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.wire import item_tag
+from penstock_workers.control.loop import Control
+from penstock_workers.control.moves import leaving
+from penstock_workers.item.attempt import Item, Settled
+from penstock_workers.item.outcome import Skipped
+from penstock_workers.item.settling.records import Records
+from penstock_workers.settings import WorkerSettings
+
+API, GPU = queue_name("api"), queue_name("gpu", "m")
+ME = "me"
+
+
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    database = open_database(url)
+    database.migrate()
+    JobStore(database).create(NewJob("job-a", "key", {"lane": "batch"}, {"kind": "file"}, "digest", 10))
+    yield database
+    database.close()
+
+
+def key(doc: str) -> ItemKey:
+    return ItemKey("job-a", 1, doc)
+
+
+def result(doc: str, request_id: str = "r1", cost: int = 7) -> Result:
+    return Result(key(doc), 200, b"{}", request_id, "m", "stop", 10, 5, cost, 1, 1, 1)
+
+
+def test_of_two_movers_one_wins(db: Database) -> None:
+    """The other one learns that it was late, and nothing of its move is noted; moves are numbered as they were made."""
+    moves, jobs = LaneMoves(db), JobStore(db)
+    assert (jobs.get("job-a").lane, jobs.get("job-a").moves) == ("batch", 0)
+    first = moves.move("job-a", "batch", "api", "deadline", "it is late", {"left_s": 9.0}, now=5.0)
+    assert moves.move("job-a", "batch", "gpu", "cheaper", "too late", {}, now=6.0) is None
+    assert (jobs.get("job-a").lane, jobs.get("job-a").moves) == ("api", 1)
+    second = moves.move("job-a", "api", "batch", "by_hand", "back", {}, now=7.0)
+    assert first is not None
+    assert moves.of("job-a") == [first, second]
+    assert (first.number, first.figures, first.left_at) == (1, {"left_s": 9.0}, None)
+    moves.note_left(first, 8.0)
+    moves.note_left(first, 9.0)
+    assert moves.of("job-a")[0].left_at == 8.0
+    assert jobs.get("job-a").spec == {"lane": "batch"}, "what was asked for stays"
+    purge_job(db, "job-a")
+    assert moves.of("job-a") == []
+
+
+@pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLING, JobState.COMPLETED, JobState.FAILED])
+def test_a_job_that_does_not_run_is_not_moved(db: Database, state: JobState) -> None:
+    """Nor is one that is over, nor one that there is not."""
+    JobStore(db).set_state("job-a", state, expect={JobState.RUNNING})
+    assert LaneMoves(db).move("job-a", "batch", "api", "deadline", "", {}, now=1.0) is None
+    assert LaneMoves(db).move("job-x", "batch", "api", "deadline", "", {}, now=1.0) is None
+    assert (JobStore(db).get("job-a").lane, LaneMoves(db).of("job-a")) == ("batch", [])
+
+
+def test_a_first_choice_is_made_once(db: Database) -> None:
+    """It says why the job is where it is; a move to the same lane, or for a reason that there is not, is none."""
+    moves = LaneMoves(db)
+    assert moves.move("job-a", None, "batch", "chosen", "it is the cheapest", {}, now=1.0) is not None
+    assert moves.move("job-a", None, "api", "chosen", "again", {}, now=2.0) is None
+    assert moves.move("job-a", "batch", "batch", "cheaper", "", {}, now=2.0) is None
+    with pytest.raises(ValueError, match="one of chosen"):
+        moves.move("job-a", "batch", "api", "because", "", {}, now=2.0)
+    assert [move.why for move in moves.of("job-a")] == ["it is the cheapest"]
+
+
+def test_a_second_answer_is_paid_and_is_no_outcome(db: Database) -> None:
+    """The first one stays. The same answer that is written again is no second one, and a second one counts once however often
+    it comes."""
+    outcomes = OutcomeStore(db)
+    outcomes.settle([result("a"), result("b")], [])
+    assert outcomes.settle([result("a")], []) == {key("a")}
+    assert outcomes.counts("job-a").answered_twice == 0
+    for _ in range(2):
+        assert key("a") in outcomes.settle([result("a", "r2", cost=9), result("c")], [])
+    counts = outcomes.counts("job-a")
+    assert (counts.succeeded, counts.answered_twice, counts.twice_microusd) == (3, 1, 9)
+    assert (counts.calls, counts.cost_microusd, counts.prompt_tokens) == (4, 3 * 7 + 9, 40)
+    assert outcomes.recount("job-a") == counts
+    stored = outcomes.get("job-a", "a")
+    assert isinstance(stored, Result)
+    assert stored.request_id == "r1"
+
+
+def test_what_was_used_up_in_a_lane_that_was_left_is_counted_once(db: Database, redis_server: RedisServer) -> None:
+    """A worker that drops the message of a retried document writes down what it had cost; the document had no outcome there."""
+    records = Records(JobStore(db), OutcomeStore(db), RedisLedger(redis_server.client(), "e"), None)  # type: ignore[arg-type]  # no result
+    dropped = Settled(an_item("a", calls=2, spent=[10, 5, 30]), Skipped("elsewhere", left_lane=True))
+    fresh = Settled(an_item("b"), Skipped("elsewhere", left_lane=True))
+    for _ in range(2):
+        records.write_sql([dropped, fresh])
+    counts = OutcomeStore(db).counts("job-a")
+    assert (counts.succeeded, counts.dead, counts.answered_twice) == (0, 0, 0)
+    assert (counts.calls, counts.cost_microusd, counts.prompt_tokens) == (2, 30, 10)
+
+
+def an_item(doc: str, calls: int = 0, spent: list[int] | None = None) -> Item:
+    from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage
+    from penstock_workers.item.deliveries import Delivery
+
+    headers: dict[str, Any] = {} if spent is None else {CALLS_HEADER: calls, SPENT_HEADER: spent}
+    return Item(Delivery(doc, None, headers, retries=1, queue=API), ItemMessage(key(doc), b"{}", None), key(doc))
+
+
+def test_a_batch_that_was_handed_over_keeps_its_job_from_nothing(db: Database) -> None:
+    """Its documents wait for another lane; once they have their outcomes the job may end, whatever the provider does."""
+    batches, remainders, jobs = ProviderBatchStore(db), RemainderStore(db), JobStore(db)
+    feed = jobs.lease_feed("job-a", 1, ME, 30.0)
+    assert feed is not None
+    new = NewProviderBatch("t1", "job-a", 1, "p", "openai", "m", "/v1/x", {}, {"offset": 9}, 2, 9, 9, 0)
+    batches.add_of_feed(feed, ME, 30.0, [new], cursor={"offset": 9}, exhausted=True)
+    [batch] = batches.not_handed_over("job-a")
+    waiting = [Remainder(key(doc), doc, 0, 0, 0, 0, 0, "lane_left") for doc in ("a", "b")]
+    OutcomeStore(db).settle([result("b")], [])
+    for _ in range(2):
+        remainders.add(waiting)
+        batches.hand_over(batch)
+    assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["a"]
+    assert batches.is_handed_over("t1")
+    assert (batches.not_handed_over("job-a"), batches.is_busy("job-a")) == ([], True)
+    batches.forget([key("a")])
+    assert not batches.is_busy("job-a")
+
+
+# -- control -----------------------------------------------------------------------------------------------------------
+
+
+class House:
+    """A ledger, queues, and control processes that tick when they are told to."""
+
+    def __init__(self, redis_server: RedisServer, folder: Path) -> None:
+        self.folder, self.redis = folder, redis_server.client()
+        self.settings = WorkerSettings(
+            redis_url=redis_server.url, database_url=f"sqlite:///{folder}/ledger.db", reconcile_interval_s=0.001,
+            window=100,
+        )  # fmt: skip
+        self.database = open_database(self.settings.database_url)
+        self.database.migrate()
+        self.producer = Producer(self.settings, database=self.database)
+        self.hot = RedisLedger(self.redis, Meta(self.database).epoch())
+        self.jobs, self.outcomes, self.moves = (
+            JobStore(self.database),
+            OutcomeStore(self.database),
+            LaneMoves(self.database),
+        )
+        self.remainders = RemainderStore(self.database)
+        self.control = self.a_control()
+
+    def a_control(self, **settings: Any) -> Control:
+        chosen = self.settings.model_copy(update=settings)
+        return Control(chosen, self.database, self.hot, owner="test")
+
+    def submit(self, documents: int, **spec: object) -> Job:
+        path = self.folder / "docs.jsonl"
+        path.write_bytes(b"".join(orjson.dumps({"id": f"d{n}", "text": f"text {n}"}) + b"\n" for n in range(documents)))
+        return self.producer.submit(path, {"prompt": "{text}", "model": "m", **spec})
+
+    def move(self, job: Job, lane: str) -> None:
+        now = self.jobs.get(job.job_id)
+        assert self.moves.move(job.job_id, now.lane, lane, "by_hand", "a test", {}, now=time.time()) is not None
+
+    def queued(self, queue: str) -> list[str]:
+        return sorted(decode_envelope(as_bytes(raw)).message.key.doc_id for raw in self.redis.lrange(queue, 0, -1))
+
+    def hold(self, queue: str, doc: str, job: Job) -> None:
+        """A worker of the lane has claimed a message."""
+        for raw in self.redis.lrange(queue, 0, -1):
+            if decode_envelope(as_bytes(raw)).message.key.doc_id == doc:
+                self.redis.lrem(queue, 1, raw)  # type: ignore[arg-type]  # bytes are taken, too
+                self.redis.hset(unacked(queue), item_tag(ItemKey(job.job_id, 1, doc)), raw)
+
+    def finish(self, job: Job, docs: list[str]) -> None:
+        """What a worker does with documents that succeed."""
+        keys = [ItemKey(job.job_id, 1, doc) for doc in docs]
+        self.outcomes.settle([Result(one, 200, b"{}", None, None, None, 1, 1, 5, 1, 1, 1) for one in keys], [])
+        self.hot.settle(SettleBatch(done=[SettledDone(one, buckets_for(job)) for one in keys]))
+        for one in keys:
+            for queue in (API, GPU, queue_name("gpu")):
+                self.redis.hdel(unacked(queue), item_tag(one))
+
+    def begin(self, job: Job, doc: str, lane: str) -> BeginReply:
+        return self.hot.begin([Begin(ItemKey(job.job_id, 1, doc), buckets_for(job))], lane)[0].reply
+
+    def tick_until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(200):
+            if condition():
+                return
+            self.control.tick()
+        raise AssertionError("200 ticks were not enough")
+
+    def waiting(self, job: Job) -> list[str]:
+        return [one.key.doc_id for one in self.remainders.unclaimed(job.job_id, 1)]
+
+    def is_over(self, job: Job) -> bool:
+        return self.jobs.get(job.job_id).state is JobState.COMPLETED
+
+
+@pytest.fixture
+def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    monkeypatch.setattr(leaving, "LOOK_AGAIN_S", 0.0)
+    made = House(redis_server, tmp_path)
+    yield made
+    made.producer.close()
+    made.database.close()
+
+
+def names(*numbers: int) -> list[str]:
+    return sorted(f"d{n}" for n in numbers)
+
+
+def test_documents_go_on_in_the_other_lanes_queue(house: House) -> None:
+    """All but the one that a worker of the first lane holds: it ends there. Messages in the first queue are dropped when they
+    are read, and each document has one outcome."""
+    job = house.submit(150)
+    house.control.tick()
+    house.hold(API, "d3", job)
+    house.finish(job, ["d0"])
+    assert len(house.queued(API)) == 99
+    house.move(job, "gpu")
+    house.tick_until(lambda: len(house.queued(GPU)) >= 99)
+    assert not {"d0", "d3"} & set(house.queued(GPU)), "one is done, the other in flight"
+    assert house.begin(job, "d1", "api") is BeginReply.ELSEWHERE
+    assert house.begin(job, "d1", "gpu") is BeginReply.GO
+    done = {"d0"}
+    house.finish(job, ["d3"])
+    while not house.is_over(job):
+        fresh = [doc for doc in house.queued(GPU) if doc not in done]
+        house.redis.delete(GPU)
+        house.finish(job, fresh)
+        done |= {*fresh}
+        house.control.tick()
+    counts = house.outcomes.counts(job.job_id)
+    assert (counts.succeeded, counts.calls, counts.answered_twice) == (150, 150, 0)
+
+
+def test_what_a_worker_holds_too_long_goes_on_as_well(house: House) -> None:
+    """A worker of the first lane that waits for a quota, or hangs, keeps no document for ever."""
+    house.settings = house.settings.model_copy(
+        update={"lanes": house.settings.lanes.model_copy(update={"moving_s": 0.3})}
+    )
+    house.control = house.a_control()
+    job = house.submit(5)
+    house.control.tick()
+    house.hold(API, "d3", job)
+    house.move(job, "gpu")
+    house.tick_until(lambda: len(house.queued(GPU)) == 4)
+    assert "d3" not in house.queued(GPU)
+    time.sleep(0.3)
+    house.tick_until(lambda: "d3" in house.queued(GPU))
+    assert house.begin(job, "d3", "gpu") is BeginReply.GO
+
+
+def test_documents_of_a_queue_wait_to_be_packed(house: House) -> None:
+    """Those that were fed are rows of SQL, the rest of the source is for the packers, and nothing of the job stays in Redis but
+    what a worker holds; when that ends without an outcome it waits, too."""
+    job = house.submit(150)
+    house.control.tick()
+    house.hold(API, "d3", job)
+    house.move(job, "batch")
+    house.tick_until(lambda: house.moves.of(job.job_id)[-1].left_at is not None)
+    assert sorted(house.waiting(job)) == [doc for doc in names(*range(100)) if doc != "d3"]
+    assert [doc for doc, _ in house.hot.window(job.job_id, 1)] == ["d3"]
+    assert house.jobs.feeds(job.job_id)[0].cursor != {}
+    house.redis.delete(unacked(API))
+    house.tick_until(lambda: "d3" in house.waiting(job))
+    assert house.hot.outstanding(job.job_id, 1) == 0
+    assert house.begin(job, "d3", "api") is BeginReply.ELSEWHERE
+    assert house.jobs.lease_feed(job.job_id, 1, "a packer", 1.0) is not None, "control has let go of the feed"
+
+
+def test_what_batches_left_is_fed_with_what_it_has_cost(house: House) -> None:
+    """A document that waited for a batch comes into the queue once, and its message says what earlier batches used up."""
+    job = house.submit(3, lane="batch")
+    feed = house.jobs.lease_feed(job.job_id, 1, ME, 30.0)
+    assert feed is not None
+    packed = house.control  # the feed is read to its end by the packers
+    ProviderBatchStore(house.database).add_of_feed(feed, ME, 30.0, [], cursor={"offset": 9}, exhausted=True)
+    house.jobs.release_feed(feed, ME)
+    source = Producer(house.settings, database=house.database)._jobs.get(job.job_id)
+    positions = {"d0": "0", "d1": "1"} | _positions(house, source)
+    house.remainders.add(
+        [Remainder(ItemKey(job.job_id, 1, doc), positions[doc], 2, 3, 10, 5, 40, "batch_expired") for doc in positions]
+    )
+    packed.tick()
+    house.move(job, "api")
+    house.tick_until(lambda: len(house.queued(API)) == 3)
+    raw = orjson.loads(as_bytes(house.redis.lindex(API, 0)))
+    assert (raw["headers"]["retries"], raw["headers"]["x-penstock-calls"]) == (2, 3)
+    assert raw["headers"]["x-penstock-spent"] == [10, 5, 40]
+    assert house.waiting(job) == []
+    for _ in range(5):
+        house.control.tick()
+    assert house.queued(API) == names(0, 1, 2)
+    house.finish(job, names(0, 1, 2))
+    house.tick_until(lambda: house.is_over(job))
+
+
+def _positions(house: House, job: Job) -> dict[str, str]:
+    from penstock_producer.rows import Document
+    from penstock_producer.sources.of_feed import open_feed_source
+
+    source = open_feed_source(house.database, job.job_id, 1, house.settings)
+    return {row.doc_id: row.position for row in source.documents({}) if isinstance(row, Document)}
+
+
+def test_documents_of_a_batch_that_does_not_end_are_fed(house: House) -> None:
+    """After the patience of `lanes.moving_s`, or sooner where the deadline is near; before it the provider may still answer."""
+    job = house.submit(4, lane="batch", deadline_s=3_600.0)
+    feed = house.jobs.lease_feed(job.job_id, 1, ME, 30.0)
+    assert feed is not None
+    batches = ProviderBatchStore(house.database)
+    end = _cursor_of_last(house, job)
+    new = NewProviderBatch("t1", job.job_id, 1, "default", "openai", "m", "/v1/x", {}, end, 4, 9, 9, 0)
+    batches.add_of_feed(feed, ME, 30.0, [new], cursor=end, exhausted=True)
+    house.jobs.release_feed(feed, ME)
+    house.control.tick()
+    house.move(job, "api")
+    for _ in range(5):
+        house.control.tick()
+    assert (house.queued(API), house.is_over(job)) == ([], False)
+    impatient = house.settings.lanes.model_copy(update={"moving_s": 0.0})
+    house.settings = house.settings.model_copy(update={"lanes": impatient})
+    house.control = house.a_control()
+    house.tick_until(lambda: len(house.queued(API)) == 4)
+    assert batches.is_handed_over("t1")
+    house.finish(job, names(0, 1, 2, 3))
+    house.tick_until(lambda: house.is_over(job))
+    assert batches.of_job(job.job_id)[0].state is BatchState.PACKED, "the provider's end is not waited for"
+
+
+def _cursor_of_last(house: House, job: Job) -> dict[str, Any]:
+    from penstock_producer.sources.of_feed import open_feed_source
+
+    *_, last = open_feed_source(house.database, job.job_id, 1, house.settings).documents({})
+    return dict(last.cursor)
+
+
+@pytest.mark.parametrize("place", ["move_leaving", "move_left", "move_arriving"])
+def test_a_control_process_that_dies_in_a_move_leaves_it_to_the_next(
+    house: House, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is lost, and nothing comes into the queue twice."""
+    job = house.submit(150)
+    house.control.tick()
+    house.move(job, "gpu")
+    house.control = house.a_control(failpoints=f"{place}:raise")
+    house.tick_until(lambda: f"failpoint {place}" in caplog.text)
+    house.control = house.a_control()
+    seen: list[str] = []
+    while not house.is_over(job):
+        fresh = house.queued(GPU)
+        house.redis.delete(GPU)
+        house.finish(job, fresh)
+        seen += fresh
+        house.control.tick()
+    assert sorted(seen) == names(*range(150))
+    assert house.outcomes.counts(job.job_id).succeeded == 150
+
+
+def test_a_job_may_come_back(house: House) -> None:
+    """What went to the second lane goes back to the first one, whose old messages are of no harm."""
+    job = house.submit(20)
+    house.control.tick()
+    house.move(job, "gpu")
+    house.tick_until(lambda: len(house.queued(GPU)) == 20)
+    house.move(job, "api")
+    house.tick_until(lambda: len(house.queued(API)) == 40)
+    assert {house.begin(job, f"d{n}", "gpu") for n in range(20)} == {BeginReply.ELSEWHERE}
+    assert {house.begin(job, f"d{n}", "api") for n in range(20)} == {BeginReply.GO}
+    house.finish(job, names(*range(20)))
+    house.tick_until(lambda: house.is_over(job))
+    assert house.begin(job, "d1", "api") is BeginReply.DONE
+
+
+def test_a_redis_that_forgets_during_a_move_is_rebuilt(house: House) -> None:
+    """The lane is written again with the rest, and each document is fed to it."""
+    job = house.submit(20)
+    house.control.tick()
+    house.finish(job, ["d0"])
+    house.move(job, "gpu")
+    house.control.tick()
+    house.redis.flushall()
+    house.tick_until(lambda: len(house.queued(GPU)) == 19)
+    assert house.begin(job, "d1", "api") is BeginReply.ELSEWHERE
+    assert house.begin(job, "d1", "gpu") is BeginReply.GO
+
+
+def test_parked_messages_of_the_lane_that_was_left_are_not_taken_for_new_ones(house: House) -> None:
+    """They go back where they came from, and are dropped there; those of the lane itself go into its queue."""
+    job = house.submit(2)
+    house.control.tick()
+    [old, *_] = house.redis.lrange(API, 0, 0)
+    house.move(job, "gpu")
+    house.tick_until(lambda: len(house.queued(GPU)) == 2)
+    [new, *_] = house.redis.lrange(GPU, 0, 0)
+    house.redis.delete(API, GPU)
+    house.hot.park(job.job_id, [as_bytes(old), as_bytes(new)])
+    house.control.tick()
+    assert (house.redis.lrange(API, 0, -1), house.redis.lrange(GPU, 0, -1)) == ([old], [new])

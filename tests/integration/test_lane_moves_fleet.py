@@ -1,0 +1,154 @@
+"""Jobs that change their lane in the middle, with real workers, the simulated provider and its Batch API."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet import Fleet, Process, until
+
+from penstock_ledger import LaneMoves
+from penstock_ledger.model import Job, JobState
+
+WORK_S = 60.0
+PRICE = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0, "batch_discount": 0.5}
+MOVES = ("move_leaving", "move_left", "move_arriving", "move_handing")
+
+
+class House:
+    """A fleet of both lanes."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+
+    def workers(self) -> None:
+        prices = {f"providers__default__{name}": value for name, value in PRICE.items()}
+        batch = {"batch__folder": self.fleet.folder / "packed", "batch__poll_first_s": 0.1, "batch__poll_cap_s": 0.2}
+        self.fleet.worker(4, **prices)
+        self.fleet.worker(1, lane="batch", **batch, **prices)
+
+    def control(self, **settings: object) -> Process:
+        return self.fleet.control(**settings)
+
+    def submit(self, documents: int, lane: str) -> Job:
+        return self.fleet.submit(documents, key=f"first-in-{lane}", lane=lane, batch_max_requests=100)
+
+    def move(self, job: Job, lane: str) -> None:
+        """At once: a command takes a second to start."""
+        before = self.fleet.producer.status(job.job_id).job.lane
+        moves = LaneMoves(self.fleet.producer._database)
+        assert moves.move(job.job_id, before, lane, "by_hand", "a test", {}, now=time.time()) is not None
+
+    def batches(self) -> dict[str, Any]:
+        with urllib.request.urlopen(self.fleet.provider.root + "/stats", timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)["batches"]
+            return found
+
+    def batches_run(self, number: int) -> None:
+        until(lambda: self.batches()["by_status"].get("in_progress", 0) >= number, WORK_S, "batches run")
+
+    def report(self, job: Job) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.fleet.run("report", job.job_id, "--json").stdout)
+        return found
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with Fleet(tmp_path) as fleet:
+        yield House(fleet)
+
+
+def test_jobs_go_on_in_the_other_lane_in_the_middle(house: House) -> None:
+    """From real time to batches: what is in flight ends there, and each other document is in a batch. From batches to real time:
+    they are cancelled, what they had answered is kept, and the rest is asked for once. Every document is paid for once, and
+    what the jobs did is shown."""
+    fleet = house.fleet
+    fleet.provider.start("--batch-s", "30", "--batch-step-s", "0.1", "--latency-ms", "150", "--latency-sigma", "0")
+    house.control()
+    house.workers()
+    slow = house.submit(250, "batch")
+    house.batches_run(2)
+    assert "goes on in lane api" in fleet.penstock("move", slow.job_id, "api")
+    fleet.wait_for_outcomes(slow, 20)
+    fleet.provider.tell(batch_s=0.3)
+    job = house.submit(150, "api")
+    fleet.wait_for_outcomes(job, 15)
+    house.move(job, "batch")
+    for one in (slow, job):
+        fleet.wait_for(one, JobState.COMPLETED, WORK_S)
+    of_slow, counts = (fleet.producer.status(one.job_id).counts for one in (slow, job))
+    assert (of_slow.succeeded, of_slow.dead, of_slow.answered_twice, of_slow.calls) == (250, 0, 0, 250)
+    assert (counts.succeeded, counts.dead, counts.answered_twice, counts.calls) == (150, 0, 0, 150)
+    seen = house.batches()
+    assert seen["by_status"]["cancelled"] >= 2
+    assert fleet.provider_calls() + seen["answered"] == 400
+    tokens_usd = counts.prompt_tokens * 1.0 + counts.completion_tokens * 2.0
+    assert 0.5 * tokens_usd < counts.cost_microusd < tokens_usd, "real time at the full price, batches at half"
+    [lane] = house.report(job)["lanes"]
+    assert (lane["before"], lane["lane"], lane["reason"]) == ("api", "batch", "by_hand")
+    assert "lane batch since" in fleet.penstock("status", job.job_id)
+    refused = fleet.run("move", job.job_id, "api")
+    assert (refused.returncode, "only one that is running" in refused.stderr) == (2, True)
+
+
+@pytest.mark.soak
+def test_a_rescue_does_not_wait_for_a_slow_cancel(house: House) -> None:
+    """Documents go on after the patience; what the provider answers all the same is paid for, and shown as such."""
+    fleet = house.fleet
+    fleet.provider.start("--batch-s", "8", "--batch-step-s", "3")
+    house.control(lanes__moving_s=0.5)
+    house.workers()
+    job = house.submit(60, "batch")
+    house.batches_run(1)
+    until(lambda: _half_is_answered(house), 10, "it is half done")
+    house.move(job, "api")
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    assert fleet.provider_calls() == 60
+    twice = house.batches
+    until(lambda: twice()["by_status"].get("cancelled", 0) == 1, WORK_S, "the batch is cancelled")
+    until(lambda: fleet.producer.status(job.job_id).counts.answered_twice > 0, WORK_S, "its answers are counted")
+    counts = fleet.producer.status(job.job_id).counts
+    assert (counts.succeeded, counts.dead) == (60, 0)
+    until(lambda: fleet.producer.status(job.job_id).counts.answered_twice == twice()["answered"], 10, "all of them")
+    counts = fleet.producer.status(job.job_id).counts
+    assert counts.calls == 60 + counts.answered_twice
+    report = house.report(job)
+    assert (report["answered_twice"], report["twice_cost_usd"] > 0) == (counts.answered_twice, True)
+
+
+def _half_is_answered(house: House) -> bool:
+    with urllib.request.urlopen(house.fleet.provider.root + "/batches", timeout=5) as answer:
+        [batch] = json.load(answer)["batches"]
+    return bool(batch["answered"] > 10)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", ["api", "batch"])
+def test_control_killed_at_every_step_of_a_move(house: House, first: str) -> None:
+    """A job goes to and fro while control dies in each step of it: each document has one outcome."""
+    fleet, other = house.fleet, {"api": "batch", "batch": "api"}
+    fleet.provider.start("--batch-s", "3", "--batch-step-s", "0.5", "--latency-ms", "150", "--latency-sigma", "0")
+    house.workers()
+    job, lane = house.submit(3_000, first), first
+    for place in (*MOVES, *MOVES):
+        control = house.control(failpoints=f"{place}:kill", lanes__moving_s=1.0)
+        lane = other[lane]
+        house.move(job, lane)
+        try:
+            assert control.wait(10) == -signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            control.kill()  # this move does not come by there
+        if fleet.state(job) is not JobState.RUNNING:
+            break
+    house.control(lanes__moving_s=1.0)
+    fleet.wait_for(job, JobState.COMPLETED, 3 * WORK_S)
+    counts = fleet.producer.status(job.job_id).counts
+    assert (counts.succeeded, counts.dead) == (3_000, 0)
+    assert counts.calls >= 3_000

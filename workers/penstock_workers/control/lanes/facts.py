@@ -1,0 +1,198 @@
+"""What is known of a job and of each lane that it permits, read from the ledger, Redis and the settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import redis
+
+from penstock_ledger import BatchesOpen, Database, LaneMove, OutcomeStore, ProviderBatchStore, RedisLedger, WorkerSeen
+from penstock_ledger.model import Counts, Job, JobState
+from penstock_producer.job.lanes import AUTO, LANES, has_own_model, packs
+from penstock_producer.job.spec import JobSpec
+from penstock_ratelimit.for_penstock import QuotaView, read_quotas
+from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.lanes import speeds, troubles
+from penstock_workers.control.lanes.measured import Measured
+from penstock_workers.control.lanes.prices import Tokens, tokens_each, usd_each
+from penstock_workers.control.lanes.seen import JobNow, LaneNow, Trouble
+from penstock_workers.control.lanes.speeds import Speed
+from penstock_workers.settings import ProviderSettings, WorkerSettings
+
+__all__ = ["LaneFacts"]
+
+HISTORY_S: Final = 60.0
+"""The history of a provider's batches is read again after so long."""
+YOUNG_S: Final = 10.0
+"""Workers that start together with this process are heard of by then."""
+LATE: Final = ("deadline", "stuck")
+
+
+class _Around(NamedTuple):
+    """Of one job, at one look."""
+
+    job: Job
+    spec: JobSpec
+    counts: Counts
+    left: int
+    tokens: Tokens | None
+    provider: ProviderSettings | None  # None: it is not in this process's settings
+    view: QuotaView | None
+    batches: BatchesOpen | None  # None: it is in no lane that packs
+    workers: Sequence[WorkerSeen]
+    now: float
+
+
+class LaneFacts:
+    """Belongs to the control thread."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        database: Database,
+        hot: RedisLedger,
+        quotas: redis.Redis,
+        specs: Specs,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings, self._rules, self._clock = settings, settings.lanes, clock
+        self._outcomes, self._batches = OutcomeStore(database), ProviderBatchStore(database)
+        self._hot, self._quotas, self._specs = hot, quotas, specs
+        self._measured = Measured()
+        self._live: Sequence[Job] = ()
+        self._lasted: dict[str, tuple[float, list[float]]] = {}  # by provider: when it was read, and seconds
+        self._since: dict[tuple[str, str, str], float] = {}  # job, lane and reason: when that trouble began
+        self._began = clock()
+
+    def note(self, live: Sequence[Job]) -> None:
+        """Measure the jobs that run, whichever lanes they permit: they say what a lane gives."""
+        self._live = [job for job in live if job.state is JobState.RUNNING]
+        now, names = self._clock(), [job.job_id for job in self._live]
+        for job, finished in zip(self._live, self._hot.finished_of(names), strict=True):
+            if not packs(job.lane) and len(self._specs.of(job).permitted_lanes) == 1:
+                self._measured.note(job.job_id, self._lane_of(job.lane, self._specs.of(job)), finished, 0.0, now)
+
+    def of(self, job: Job, moves: Sequence[LaneMove], outstanding: int) -> tuple[JobNow, list[LaneNow]]:
+        """``moves`` are the job's; ``outstanding``: its documents that were fed and have no outcome."""
+        around = self._around(job, outstanding)
+        spec, now = around.spec, around.now
+        if not packs(job.lane):
+            paid = around.counts.cost_microusd / 1e6
+            finished = around.counts.succeeded + around.counts.dead
+            self._measured.note(job.job_id, self._lane_of(job.lane, spec), finished, paid, now)
+        deadline_at = None if spec.deadline_s is None else job.created_at + spec.deadline_s
+        seen = JobNow(
+            lane=None if spec.lane == AUTO and not job.moves else job.lane,
+            left=around.left,
+            deadline_at=deadline_at,
+            by_order=spec.lane != AUTO,
+            answered=0 if around.batches is None else around.batches.answered,
+            left_late=_left_late(moves, deadline_at),
+        )
+        return seen, [self._lane(lane, around) for lane in spec.permitted_lanes]
+
+    def moved(self, job: Job) -> None:
+        """It leaves the lane that it is in."""
+        self._measured.forget(job.job_id, job.lane)
+
+    def keep_only(self, live: Collection[str]) -> None:
+        """Forget jobs that have ended."""
+        self._since = {known: since for known, since in self._since.items() if known[0] in live}
+
+    def _around(self, job: Job, outstanding: int) -> _Around:
+        spec, counts, now = self._specs.of(job), self._outcomes.counts(job.job_id), self._clock()
+        done = counts.succeeded + counts.dead
+        left = max(0, job.total - done) if job.total is not None else max(1, outstanding)
+        views = read_quotas(self._quotas, quota_ids=[spec.provider]) if spec.asks_a_provider else []
+        provider = self._settings.providers.get(spec.provider)
+        tokens, workers = tokens_each(job.source, counts), self._hot.workers()
+        batches = self._batches.open_times(job.job_id) if packs(job.lane) else None
+        return _Around(job, spec, counts, left, tokens, provider, views[0] if views else None, batches, workers, now)
+
+    def _lane(self, lane: str, around: _Around) -> LaneNow:
+        speed, spec = self._speed(lane, around), around.spec
+        if (
+            speed.pace is None
+            and LANES[lane].is_real_time
+            and spec.deadline_s is not None
+            and not self._is_silent(around)
+        ):
+            speed = speeds.half_of(spec.deadline_s, around.left)
+        own = self._measured.of_job(around.job.job_id, lane) if has_own_model(lane) else None
+        prices = None if around.provider is None else around.provider.prices_of(spec.model)
+        usd = own.usd_each if own is not None else usd_each(lane, around.tokens, prices)
+        return LaneNow(lane, usd, speed.pace, speed.by, LANES[lane].is_real_time, self._trouble(lane, around))
+
+    def _is_silent(self, around: _Around) -> bool:
+        """The job is in a lane that does not answer: nothing is assumed of it."""
+        own = self._measured.of_job(around.job.job_id, around.job.lane)
+        return own is not None and own.per_s <= 0 and own.seconds >= speeds.SILENT_S
+
+    def _speed(self, lane: str, around: _Around) -> Speed:
+        job, spec, is_here = around.job, around.spec, around.job.lane == lane
+        if packs(lane):
+            cap = None if around.provider is None else around.provider.batch_enqueued_tokens
+            lasted = self._history(spec.provider, around.now)
+            now_open = around.batches if is_here else None
+            return speeds.of_batches(lasted, now_open, cap, around.tokens, self._rules.margin, around.now)
+        declared: Mapping[str, float] = {} if around.provider is None else around.provider.limits
+        limits = {} if has_own_model(lane) else speeds.limits_of(around.view, declared)
+        own = self._measured.of_job(job.job_id, lane) if is_here else None
+        of_lane = self._measured.of_lane(self._lane_of(lane, spec), around.now)
+        return speeds.one_by_one(own, of_lane, limits, around.tokens, self._sharing(lane, job, spec))
+
+    def _trouble(self, lane: str, around: _Around) -> Trouble | None:
+        """One that has lasted; before the first choice any, but for workers that may be starting."""
+        found = self._trouble_now(lane, around)
+        job_id, now = around.job.job_id, around.now
+        known = {key for key in self._since if key[:2] == (job_id, lane)}
+        if found is None:
+            for key in known:
+                del self._since[key]
+            return None
+        since = self._since.setdefault((job_id, lane, found.reason), now)
+        if around.job.moves or (around.job.lane == lane and around.spec.lane != AUTO):
+            return found if now - since >= self._rules.trouble_s else None
+        is_starting = found.reason == troubles.NO_WORKERS and now - self._began < YOUNG_S
+        return None if is_starting else found
+
+    def _trouble_now(self, lane: str, around: _Around) -> Trouble | None:
+        found = troubles.of_provider(lane, around.view)
+        if found is None and lane not in self._rules.on_demand:
+            found = troubles.of_workers(lane, around.spec.model, around.workers)
+        if found is None and around.batches is not None and around.job.lane == lane:
+            found = troubles.of_batches(around.batches, around.now)
+        return found
+
+    def _sharing(self, lane: str, job: Job, spec: JobSpec) -> int:
+        """Other running jobs that have a part of the same limits."""
+        if has_own_model(lane):
+            return 0
+        return sum(
+            other.job_id != job.job_id and other.lane == lane and self._specs.of(other).provider == spec.provider
+            for other in self._live
+        )
+
+    def _history(self, provider: str, now: float) -> list[float]:
+        read_at, lasted = self._lasted.get(provider, (0.0, []))
+        if now - read_at >= HISTORY_S:
+            lasted = self._batches.lasted(provider, speeds.HISTORY)
+            self._lasted[provider] = now, lasted
+        return lasted
+
+    @staticmethod
+    def _lane_of(lane: str, spec: JobSpec) -> tuple[str, str, str | None]:
+        return lane, "" if has_own_model(lane) else spec.provider, spec.model
+
+
+def _left_late(moves: Sequence[LaneMove], deadline_at: float | None) -> frozenset[str]:
+    """Lanes that were left because of the deadline that still holds, or since they stood still."""
+    known = None if deadline_at is None else round(deadline_at)
+    return frozenset(
+        move.before
+        for move in moves
+        if move.before is not None and move.reason in LATE
+        if move.reason != LATE[0] or move.figures.get("deadline_at") == known
+    )

@@ -1,0 +1,126 @@
+"""Why a lane was chosen, as the sentence that people read."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from penstock_workers.control.lanes.paces import OneByOne
+from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
+
+__all__ = ["clock", "dollars", "lasting", "sentence"]
+
+DAY_S: Final = 86_400.0
+CENTS: Final = 0.01
+
+
+def sentence(job: JobNow, here: LaneNow | None, best: Plan, now: float) -> str:
+    """``here``: where the job is; None before the first choice."""
+    if here is None or here.lane == best.now.lane:
+        said = _of_choice(job, best, now)
+    else:
+        said = f"{_why_left(job, here, now)}; {_why_taken(job, here, best, now)}"
+    if job.deadline_at is None or best.meets:
+        return said
+    return f"{said}. No lane is expected to meet the deadline at {clock(job.deadline_at, now)}; {best.now.lane} comes nearest"
+
+
+def _of_choice(job: JobNow, best: Plan, now: float) -> str:
+    one = best.now
+    if one.trouble is not None:
+        waits = "" if job.deadline_at is not None or job.by_order else ": without a deadline no real-time price is paid"
+        return f"{one.lane} {one.trouble.words}, and the job waits for it{waits}"
+    cost = _cost(best.usd)
+    if best.then is not None:
+        return (
+            f"{_tried(best, now)}, and {best.then.lane} can do the rest from {clock(now + best.at_s, now)} on; {cost}"
+        )
+    if job.deadline_at is None:
+        return f"{one.lane}, {cost}: no deadline asks for another lane"
+    return f"{_when(job, one, best.ends_s, now)}; {cost}"
+
+
+def _tried(best: Plan, now: float) -> str:
+    one = best.now
+    if one.pace is None:
+        return f"{one.lane} is tried first, though how long it takes is not known: {one.pace_by}"
+    return f"{one.lane} does a part first ({_speed(one)})"
+
+
+def _why_left(job: JobNow, here: LaneNow, now: float) -> str:
+    if here.trouble is not None:
+        return f"{here.lane} {here.trouble.words}"
+    return _when(job, here, None if here.pace is None else here.pace.seconds_for(job.left), now)
+
+
+def _why_taken(job: JobNow, here: LaneNow, best: Plan, now: float) -> str:
+    one, cost = best.now, _difference(job, here, best.now)
+    if isinstance(one.pace, OneByOne):
+        return f"{one.lane} has {_speed(one)} and {cost}"
+    ends = "" if best.ends_s is None else f"ends about {clock(now + best.ends_s, now)} and "
+    return f"{one.lane} {ends}{cost}"
+
+
+def _when(job: JobNow, one: LaneNow, ends_s: float | None, now: float) -> str:
+    """When a lane ends, beside the deadline."""
+    if ends_s is None:
+        return f"when {one.lane} ends is not known: {one.pace_by}"
+    ends = f"{one.lane} ends about {clock(now + ends_s, now)}"
+    if job.deadline_at is None:
+        return ends
+    early_s = job.deadline_at - (now + ends_s)
+    if early_s < 0:
+        return f"{ends}, {lasting(-early_s)} after the deadline ({one.pace_by})"
+    return f"{ends}, {lasting(early_s)} before the deadline ({one.pace_by})"
+
+
+def _speed(one: LaneNow) -> str:
+    """In documents a minute, or what a batch takes."""
+    if not isinstance(one.pace, OneByOne):
+        return one.pace_by
+    per_minute = one.pace.per_s * 60
+    shown = f"{per_minute:,.0f}" if per_minute >= 10 else f"{per_minute:.1f}"
+    return f"{shown} documents a minute ({one.pace_by})"
+
+
+def _cost(usd: float | None) -> str:
+    return "what it costs is not known" if usd is None else f"it costs about {dollars(usd)} in all"
+
+
+def _difference(job: JobNow, here: LaneNow, one: LaneNow) -> str:
+    """Of what is left, in the two lanes."""
+    if one.usd_each is None:
+        return "what it costs is not known"
+    if here.usd_each is None:
+        return f"costs about {dollars(one.usd_each * job.left)}; what {here.lane} would cost is not known"
+    more = (one.usd_each - here.usd_each) * job.left
+    if abs(more) < CENTS / 100:
+        return "costs the same"
+    return f"costs {dollars(abs(more))} {'more' if more > 0 else 'less'}"
+
+
+def clock(at: float, now: float) -> str:
+    """`07:40`, with the day where that is another one."""
+    there, here = time.localtime(at), time.localtime(now)
+    same_day = (there.tm_year, there.tm_yday) == (here.tm_year, here.tm_yday)
+    return time.strftime("%H:%M" if same_day else "%d %b %H:%M", there)
+
+
+def lasting(seconds: float) -> str:
+    """`2 h`, `1 h 30 min`, `40 s`."""
+    if seconds < 60:
+        return f"{max(0, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    if seconds >= DAY_S:
+        days, hours = divmod(hours, 24)
+        return f"{days} d {hours} h" if hours else f"{days} d"
+    return f"{hours} h {rest} min" if rest else f"{hours} h"
+
+
+def dollars(usd: float) -> str:
+    if usd and usd < CENTS:
+        return f"{usd:.2g} USD"
+    return f"{usd:,.2f} USD"

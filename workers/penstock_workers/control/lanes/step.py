@@ -1,0 +1,133 @@
+"""The step that asks for a choice now and then, and moves the job where it is another lane."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol
+
+from penstock_ledger import BY_HAND, LaneMove
+from penstock_ledger.model import Job
+from penstock_producer.job.lanes import AUTO
+from penstock_producer.job.spec import JobSpec
+from penstock_workers.control.lanes.choice import Choice, choose
+from penstock_workers.control.lanes.seen import JobNow, LaneNow
+from penstock_workers.lane_changes import LaneChangeSettings
+
+__all__ = ["Door", "Facts", "LaneChoices", "Moves"]
+
+log = logging.getLogger(__name__)
+
+Figures = Mapping[str, float | str | None]
+
+AT_ONCE: Final = ("deadline", "paused")
+"""Reasons that do not wait until a job was in its lane for a while."""
+
+
+class Facts(Protocol):
+    """What is known of a job and its lanes."""
+
+    def note(self, live: Sequence[Job]) -> None: ...
+
+    def of(self, job: Job, moves: Sequence[LaneMove], outstanding: int) -> tuple[JobNow, list[LaneNow]]: ...
+
+    def moved(self, job: Job) -> None: ...
+
+    def keep_only(self, live: Collection[str]) -> None: ...
+
+
+class Door(Protocol):
+    """The ledger's moves."""
+
+    def move(
+        self,
+        job_id: str,
+        before: str | None,
+        lane: str,
+        reason: str,
+        why: str,
+        figures: Figures,
+        *,
+        now: float,
+    ) -> LaneMove | None: ...
+
+
+class Moves(Protocol):
+    """Those that jobs have made."""
+
+    def of(self, job: Job) -> Sequence[LaneMove]: ...
+
+
+class LaneChoices:
+    """Belongs to the control thread of any process: of two that decide at once, the ledger lets one move the job."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        door: Door,
+        moves: Moves,
+        rules: LaneChangeSettings,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._facts, self._door, self._moves = facts, door, moves
+        self._rules, self._clock = rules, clock
+        self._next: dict[str, float] = {}  # by job: when it is looked at again
+        self._next_note = 0.0
+
+    def note(self, live: Sequence[Job], specs: Callable[[Job], JobSpec]) -> None:
+        """Before the steps of a round: measure what runs, while a job has a choice."""
+        now = self._clock()
+        if now < self._next_note or not any(len(specs(job).permitted_lanes) > 1 for job in live):
+            return
+        self._next_note = now + self._rules.look_s
+        self._facts.note(live)
+
+    def look(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
+        """Whether the job was moved, or is not to be worked on before its lane is chosen. ``job`` runs."""
+        if len(spec.permitted_lanes) == 1 or _is_over(job, spec, now := self._clock()):
+            return False
+        undecided = spec.lane == AUTO and not job.moves
+        if not undecided and now < self._next.get(job.job_id, 0.0):
+            return False
+        self._next[job.job_id] = now + self._rules.look_s
+        moves = self._moves.of(job)
+        if moves and moves[-1].reason == BY_HAND:
+            return False
+        seen, lanes = self._facts.of(job, moves, outstanding)
+        choice = choose(seen, lanes, now, self._rules)
+        if undecided:
+            self._go(job, None, choice, now)
+            return True
+        if choice.lane == job.lane or self._is_too_soon(choice, moves, now):
+            return False
+        return self._go(job, job.lane, choice, now)
+
+    def keep_only(self, live: Collection[str]) -> None:
+        """Forget jobs that have ended."""
+        self._next = {job_id: at for job_id, at in self._next.items() if job_id in live}
+        self._facts.keep_only(live)
+
+    def _go(self, job: Job, before: str | None, choice: Choice, now: float) -> bool:
+        moved = self._door.move(job.job_id, before, choice.lane, choice.reason, choice.why, choice.figures, now=now)
+        if moved is None:
+            return False  # another process was first, or the job is no more where it was
+        if before is None:
+            log.info("job %s goes to lane %s: %s", job.job_id, choice.lane, choice.why)
+        else:
+            log.info(
+                "job %s moves from lane %s to %s (%s): %s", job.job_id, before, choice.lane, choice.reason, choice.why
+            )
+        self._facts.moved(job)
+        return True
+
+    def _is_too_soon(self, choice: Choice, moves: Sequence[LaneMove], now: float) -> bool:
+        """A job that has moved stays for a while, so that it does not swing; the first choice is no move."""
+        if choice.reason in AT_ONCE or not moves or moves[-1].before is None:
+            return False
+        return now - moves[-1].at < self._rules.move_each_s
+
+
+def _is_over(job: Job, spec: JobSpec, now: float) -> bool:
+    """Past its deadline: it is about to be cancelled."""
+    return spec.deadline_s is not None and now > job.created_at + spec.deadline_s
