@@ -129,7 +129,8 @@ def test_very_many_batches_are_not_held_in_memory() -> None:
     """A million million documents one by one, which one batch after another takes as long as they are many."""
     given = Batches(1, 1, (10.0,), tokens_max=1, look_first_s=10.0, look_cap_s=10.0)
     course = batches_played(10**12, given)
-    assert (course.batches, course.seconds) == (10**12, pytest.approx(10**13, rel=0.01))
+    assert course.batches == 10**12
+    assert course.seconds == pytest.approx(10**13, rel=0.01)
 
 
 # -- the size of a fleet ---------------------------------------------------------------------------------------------------
