@@ -120,7 +120,7 @@ def test_a_job_that_would_cost_more_than_its_budget_is_told_or_refused(
     priced = {"default": ProviderFacts(usd_per_mtok_in=10, usd_per_mtok_out=10)}
     with Producer(ProducerSettings(database_url=url, providers=priced)) as producer:
         with pytest.raises(
-            SpecError, match=r"/budget_usd: the job may cost about 4\.\d USD.*its budget is 2 USD"
+            SpecError, match=r"/budget_usd: the job may cost about 6\.\d USD.*its budget is 2 USD"
         ) as refused:
             producer.submit(path, spec | {"over_budget": "refuse"}, job_key="j")
         assert refused.value.problems[0].code == "budget_below_estimate"
