@@ -51,7 +51,9 @@ class Course(NamedTuple):
     calls: float
     unanswered: int  # documents whose last attempt failed, too
     waited_for: Mapping[str, float]  # share of starts that waited last for this: a stage or SLOTS
-    per_second: float  # documents, at the pace that the job has between its beginning and its end
+    per_second: (
+        float  # documents: the mean of a job that was played whole, else the pace between its beginning and its end
+    )
 
     @property
     def binding(self) -> str:
@@ -92,8 +94,8 @@ def played(
     looked_at = min(groups, max(PLAYED_MIN, ROUNDS_PLAYED * places))
     play = _Play(places, [_Clock(stage, group) for stage in stages], calls, random.Random(seed), ramps=ramps)
     half_s, last_s = play.through(looked_at)
-    per_second = (looked_at - looked_at // 2) / max(1e-9, last_s - half_s)
     more = groups - looked_at
+    per_second = groups / play.ended_s if not more else (looked_at - looked_at // 2) / max(1e-9, last_s - half_s)
     share = groups / looked_at
     starts = play.waited.total()
     return Course(
