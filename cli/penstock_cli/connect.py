@@ -92,6 +92,12 @@ class Books:
 
         return ProviderBatchStore(self.database).sums(job.job_id)
 
+    def batches_created(self, job: Job) -> tuple[int, int]:
+        """How many of them providers took, and the requests in them."""
+        from penstock_ledger import ProviderBatchStore
+
+        return ProviderBatchStore(self.database).created(job.job_id)
+
     def batches_lasted(self, provider: str, most: int) -> list[float]:
         """Seconds that the last batches of a provider took."""
         from penstock_ledger import ProviderBatchStore

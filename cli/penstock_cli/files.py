@@ -17,7 +17,7 @@ from penstock_cli.show.text import safe
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_cli.show.report import Report
+    from penstock_cli.report.account import Report
     from penstock_ledger.model import Job
 
 REPORT_NAME = "report.json"

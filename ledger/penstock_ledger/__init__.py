@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import ItemKey as ItemKey
     from penstock_ledger.model import Job as Job
     from penstock_ledger.model import JobState as JobState
+    from penstock_ledger.model import LaneCounts as LaneCounts
     from penstock_ledger.model import NewJob as NewJob
     from penstock_ledger.model import PaidBeside as PaidBeside
     from penstock_ledger.model import Result as Result
@@ -159,7 +160,7 @@ else:
             "penstock_ledger.provider_batch": (
                 "BatchesOpen BatchState BatchSum NewProviderBatch NoRoom ProviderBatch Remainder Waiting"
             ),
-            "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob PaidBeside Result",
+            "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",

@@ -23,6 +23,7 @@ __all__ = [
     "ItemKey",
     "Job",
     "JobState",
+    "LaneCounts",
     "NewJob",
     "PaidBeside",
     "Result",
@@ -222,6 +223,9 @@ class Counts:
     completion_tokens: int
     cost_microusd: int
     reused: dict[str, int] = field(default_factory=dict)  # of the succeeded: those without a call, by Result.reason
+    reused_tokens: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # of the prompts and completions that they took
     answered_twice: int = 0  # documents that were paid for again: both answers are in calls, tokens and cost
     twice_microusd: int = 0  # of it: what the answers cost that came second
 
@@ -238,3 +242,15 @@ class Spent(NamedTuple):
     answer_bytes: int
     created_at: float  # Unix seconds; when its outcome was stored
     is_dead: bool
+
+
+class LaneCounts(NamedTuple):
+    """Outcomes of a job that one lane answered."""
+
+    lane: str
+    succeeded: int
+    dead: int
+    calls: int
+    prompt_tokens: int  # of calls that were made, as the next two
+    completion_tokens: int
+    cost_microusd: int

@@ -22,7 +22,7 @@ from penstock_ledger import RedisAddress, Waits
 from penstock_ledger.redaction import HIDDEN, is_secret_name, redact, remember_url, remember_variables
 from penstock_producer.errors import SettingsError, seen
 from penstock_producer.job.endpoints import refusal
-from penstock_producer.job.lanes import DEFAULT_LANE, LANES, packs
+from penstock_producer.job.lanes import DEFAULT_LANE, LANES
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.source_roots import check_root
@@ -68,7 +68,7 @@ class ProducerSettings(BaseSettings):
         given = () if known is None else known.endpoints
         extra = {*given, *(LANES[lane].endpoints if lane in LANES else ())}
         kind = "openai" if known is None else known.kind
-        return refusal(endpoint, provider, extra, kind, in_batches=packs(lane))
+        return refusal(endpoint, provider, extra, kind)
 
     def prices(self, provider: str) -> ProviderFacts:
         """Of one provider; unknown ones where it is not configured."""

@@ -53,6 +53,19 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     made.producer.close()
 
 
+def test_a_report_has_four_forms(house: House) -> None:
+    """By its flag or as the file ends; all say the same, and the exit status stays that of a job that is not completed."""
+    house.settle("a", "b", dead="x")
+    run = CliRunner(env={"PENSTOCK_DATABASE_URL": house.url}).invoke
+    said = run(command_line(), ["report", "night", "--json"])
+    assert (json.loads(said.stdout)["cost_by_lane"][0]["succeeded"], said.exit_code) == (2, 1)
+    for name, part in (("r.html", "<svg"), ("r.md", "| failed | 1 |"), ("r.json", '"dead":1'), ("r.txt", "list them:")):
+        assert f"the report is in {name}" in run(command_line(), ["report", "night", "-o", name]).output
+        assert part in (house.folder / name).read_text()
+    assert "bad\\_request" in run(command_line(), ["report", "night", "--format", "markdown"]).stdout
+    assert "two forms" in str(run(command_line(), ["report", "night", "--json", "--format", "html"]).exception)
+
+
 def ids(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_bytes().splitlines()]
 

@@ -31,6 +31,7 @@ from penstock_ledger import (
     JobNotReplayable,
     JobState,
     JobStore,
+    LaneCounts,
     LiveJobs,
     MadeWith,
     Meta,
@@ -385,6 +386,41 @@ def test_counts_are_sums_over_visible_outcomes(jobs: JobStore, outcomes: Outcome
     outcomes.settle(results, [letter("c"), letter("d", "timeout"), letter("e", "timeout")])
     expected = Counts(2, 1, 3, {"http_400": 1, "timeout": 2}, 1 + 3 + 12, 10 + 9, 40, 10)
     assert outcomes.counts("job-a") == outcomes.recount("job-a") == expected
+
+
+def test_sums_by_lane_are_those_of_the_lanes_that_answered(db: Database, jobs: JobStore) -> None:
+    """A job that changes its lane has two; what is reused has no tokens of its own, and a replay takes its letters along."""
+    jobs.create(new_job())
+    api, batch = OutcomeStore(db, "api"), OutcomeStore(db, "batch")
+    api.settle([result("a"), result("b", reason="dedup", calls=0, cost_microusd=0)], [letter("c", cost_microusd=7)])
+    batch.settle([result("d"), result("a")], [letter("e")])
+    OutcomeStore(db).settle([], [letter("refused", "invalid_json_line", calls=0)])
+    assert api.by_lane("job-a") == [
+        LaneCounts("api", 2, 1, 1 + 4, 10 + 3, 20, 5 + 7), LaneCounts("batch", 1, 1, 1 + 4, 10 + 3, 20, 5),
+    ]  # fmt: skip
+    assert api.counts("job-a").reused_tokens == {"dedup": (10, 20)}
+    jobs.replay("job-a", doc_ids=["c"])
+    assert api.by_lane("job-a")[0] == LaneCounts("api", 2, 0, 1, 10, 20, 5)
+    jobs.replay("job-a", doc_ids=["e"])
+    batch.settle([result("c", generation=2)], [])
+    assert api.by_lane("job-a")[1] == LaneCounts("batch", 2, 0, 2, 20, 40, 10)
+    purge_job(db, "job-a")
+    assert api.by_lane("job-a") == []
+
+
+def test_the_course_of_a_job_is_counted_by_stretches_of_time(
+    db: Database, jobs: JobStore, outcomes: OutcomeStore
+) -> None:
+    """What ended when, and how long answers took, in numbers that do not grow with the job."""
+    jobs.create(new_job())
+    results = [result(str(number), latency_ms=number) for number in (7, 1_234, 23_456, 3_999_999)]
+    outcomes.settle([*results, result("reused", reason="cache"), result("unknown", latency_ms=0)], [letter("x")])
+    for number, doc in enumerate(("7", "1234", "x")):
+        moved = update(outcome_rows).where(outcome_rows.c.doc_id == doc).values(created_at=1000.0 + 25 * number)
+        with db.engine.begin() as connection:
+            connection.execute(moved)
+    assert outcomes.ended_in("job-a", 1000.0, 10)[:3] == [(0, 1, 0), (2, 1, 0), (5, 0, 1)]
+    assert outcomes.latencies("job-a") == [(7, 1), (1_230, 1), (23_400, 1), (3_999_000, 1)]
 
 
 def test_listings_are_complete_whatever_the_page(jobs: JobStore, outcomes: OutcomeStore) -> None:

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
 from penstock_cli.files import write_report
+from penstock_cli.report.account import build
+from penstock_cli.report.text_form import show
 from penstock_cli.show.figures import COUNT_SHARE, Counter, JobFigures, KeptFigures, Speed
 from penstock_cli.show.progress import LINE_EVERY_S, Lines, line, panel
-from penstock_cli.show.report import build, show
 from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import MadeWith
 from penstock_ledger.model import Counts, Job, JobState
@@ -21,18 +22,8 @@ FIELDS = [
     *("job", "state", "total", "succeeded", "succeeded_after_retry", "dead", "skipped", "calls", "retries"),
     *("rate_limited", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "items_per_second"),
     *("dead_by_reason", "retried_by_reason", "provider_cost_usd", "gpu_cost_usd", "rows_cut", "tokens_saved"),
-    *(
-        "repairs",
-        "fallbacks",
-        "spec_digest",
-        "made_with",
-        "deduplicated",
-        "cached",
-        "answered_twice",
-        "twice_cost_usd",
-        "lanes",
-        "advice",
-    ),
+    *("repairs", "fallbacks", "spec_digest", "made_with", "deduplicated", "cached", "answered_twice", "twice_cost_usd"),
+    *("lanes", "advice", "cost_by_lane", "saved", "batches"),
 ]
 
 

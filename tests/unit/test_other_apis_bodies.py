@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock_producer import SpecError
+from penstock_producer.job import gemini_body
 from penstock_producer.job.anthropic_body import translated
 from penstock_producer.job.endpoints import GENERATE, MESSAGES
 from penstock_producer.job.spec import JobSpec
@@ -252,8 +253,97 @@ def test_lines_of_gemini_are_filled_in() -> None:
     with pytest.raises(RowFault) as caught:
         form_of(made).read({**row, "body": {"generationConfig": 7}})
     assert caught.value.field == "body.contents"
-    with pytest.raises(RowFault):
-        form_of(made).read({**row, "url": "/v1/chat/completions", "body": {"messages": [USER]}})
+    with pytest.raises(RowFault) as caught:
+        form_of(made).read({**row, "body": {**body, "model": "../files"}})
+    assert caught.value.field == "body.model"
+
+
+def test_chat_lines_become_requests_of_gemini() -> None:
+    """Messages, calls of functions and their results, parameters, and the job's own where the line has none."""
+    line = {
+        "model": "models/own", "max_tokens": 7, "stop": "END", "n": None, "stream": False,
+        "messages": [
+            {"role": "system", "content": "S"}, {"role": "developer", "content": "D"},
+            {"role": "user", "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+                {"type": "input_audio", "input_audio": {"format": "wav", "data": "BBBB"}},
+            ]},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": CALL["id"], "content": "4"},
+        ],
+    }  # fmt: skip
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": line}
+    assert asked(gemini(params={"temperature": 0, "maxOutputTokens": 99}), row) == {
+        "model": "models/own",
+        "systemInstruction": {"parts": [{"text": "S\n\nD"}]},
+        "contents": [
+            {"role": "user", "parts": [
+                {"text": "see"}, {"inlineData": {"mimeType": "image/png", "data": "AAAA"}},
+                {"inlineData": {"mimeType": "audio/wav", "data": "BBBB"}},
+            ]},
+            {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": 1}}}]},
+            {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"result": "4"}}}]},
+        ],
+        "generationConfig": {"temperature": 0, "maxOutputTokens": 7, "stopSequences": ["END"]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "becomes"),
+    [
+        ({"temperature": 1.5, "top_p": 0.5, "seed": 3, "n": 2},
+         {"generationConfig": {"temperature": 1.5, "topP": 0.5, "seed": 3, "candidateCount": 2}}),
+        ({"response_format": {"type": "json_object"}}, {"generationConfig": {"responseMimeType": "application/json"}}),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+         {"generationConfig": {"responseMimeType": "application/json", "responseJsonSchema": {"type": "object"}}}),
+        ({"response_format": {"type": "text"}}, {}),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]},
+         {"tools": [{"functionDeclarations": [{"name": "f", "parametersJsonSchema": {"type": "object"}}]}]}),
+        ({"tool_choice": "required"}, {"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}},
+         {"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}}}),
+        ({"parallel_tool_calls": True, "logprobs": False, "logit_bias": {}, "store": False}, {}),
+    ],
+)  # fmt: skip
+def test_parameters_are_translated_for_gemini(given: dict[str, Any], becomes: dict[str, Any]) -> None:
+    """By their meaning; what says only what Gemini does anyway is left out."""
+    contents = [{"role": "user", "parts": [{"text": USER["content"]}]}]
+    assert gemini_body.translated({"messages": [USER], **given}) == {"contents": contents, **becomes}
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"user": "u"}, "user"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": 7}, "response_format"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": 3}, "tools"),
+        ({"tool_choice": "some"}, "tool_choice"),
+        ({"messages": 7}, "messages"),
+        ({"messages": [USER, {"role": "system", "content": "late"}]}, "messages[1].role"),
+        ({"messages": [{**USER, "name": "anna"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x"}}]}]},
+         "messages[0].content[0].image_url"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"format": "ogg"}}]}]},
+         "messages[0].content[0].input_audio"),
+        ({"messages": [USER, {"role": "tool", "tool_call_id": "of nothing", "content": "x"}]}, "messages[1].tool_call_id"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [7]}]}, "messages[1].tool_calls[0]"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]}]},
+         "messages[1].tool_calls[0].function.arguments"),
+    ],
+)  # fmt: skip
+def test_what_has_no_equal_at_gemini_is_refused_by_its_place(given: dict[str, Any], place: str) -> None:
+    """Nothing of a request is dropped in silence."""
+    with pytest.raises(BadMessages) as caught:
+        gemini_body.translated({"messages": [USER], **given})
+    assert caught.value.place == place
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -262,6 +352,7 @@ def test_lines_of_gemini_are_filled_in() -> None:
         ({"prompt": "x", "examples": [{"input": "a", "output": "b"}]}, "/examples"),
         ({"messages_field": "m"}, "/messages_field"),
         ({"prompt": "x", "params": {"max_tokens": 5}}, "/params/max_tokens"),
+        ({"prompt": "x", "model": "../files"}, "/model"),
     ],
 )
 def test_a_job_that_gemini_cannot_take_is_refused(given: dict[str, Any], pointer: str) -> None:

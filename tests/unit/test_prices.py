@@ -47,6 +47,22 @@ def test_writes_of_the_cache_and_reasoning_have_prices_of_their_own() -> None:
     assert dearer.microusd(used) - prices.microusd(used) == 150 * 5
 
 
+def test_what_is_kept_in_the_cache_for_an_hour_costs_more() -> None:
+    """Anthropic charges its writes for an hour twice the input, and those for five minutes a quarter more than it."""
+    prices = ModelPrices(input=3.0, output=15.0, cached_input=0.3, cache_write=3.75, cache_write_hour=6.0)
+    kept = {"ephemeral_5m_input_tokens": 300, "ephemeral_1h_input_tokens": 200}
+    usage = {"input_tokens": 9, "cache_creation_input_tokens": 500, "cache_creation": kept, "output_tokens": 4}
+    used = tokens_used(usage, *counted(usage))
+    assert used == TokensUsed(509, 4, 0, 500, cache_written_hour=200)
+    assert prices.microusd(used) == round(9 * 3 + 300 * 3.75 + 200 * 6 + 4 * 15)
+    assert prices.model_copy(update={"cache_write_hour": None}).microusd(used) == round(9 * 3 + 500 * 3.75 + 4 * 15)
+    assert tokens_used({**usage, "cache_creation": 7}, *counted(usage)).cache_written_hour == 0
+    known = known_prices("https://api.anthropic.com", "claude-sonnet-4-5")
+    assert known is not None
+    assert known.long is not None
+    assert (known.cache_write_hour, known.long.cache_write_hour) == (6.0, 12.0)
+
+
 def test_a_long_prompt_costs_the_prices_of_long_ones() -> None:
     """At the border a request is still a short one; what the long row leaves out stays as it is."""
     prices = ModelPrices(input=1.0, output=2.0, long=LongPrices(above=1_000, input=4.0))

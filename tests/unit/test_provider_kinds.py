@@ -13,9 +13,12 @@ from penstock_cli.job.given import GivenJob
 from penstock_cli.job.jobspec import job_spec, with_provider
 from penstock_cli.job.options import ProviderFlags
 from penstock_producer import JobSpec, Producer, SpecError
+from penstock_producer.job.endpoints import GENERATE, generate_path
+from penstock_producer.prices.token_prices import TokensUsed
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure, Reply, name_failure
+from penstock_workers.item.tokens import tokens_used
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -105,7 +108,7 @@ def test_counts_that_cannot_be_right_are_never_money(cached: Any) -> None:
     assert reply.prompt_tokens == 112
 
 
-# -- Gemini, whose answers come in batches -----------------------------------------------------------------------------
+# -- Gemini ------------------------------------------------------------------------------------------------------------
 
 GEMINI: dict[str, Any] = {
     "candidates": [
@@ -130,6 +133,26 @@ def test_geminis_answer_is_a_good_one() -> None:
     assert (reply.prompt_tokens, reply.completion_tokens) == (12, 7)
 
 
+def test_geminis_tokens_are_of_all_kinds() -> None:
+    """What its tools brought is input, what it thought is output, and what was cached is cheaper."""
+    usage = {
+        "promptTokenCount": 100, "cachedContentTokenCount": 40, "toolUsePromptTokenCount": 7, "candidatesTokenCount": 3,
+        "thoughtsTokenCount": 5,
+    }  # fmt: skip
+    reply = read(GEMINI | {"usageMetadata": usage})
+    assert isinstance(reply, Reply)
+    used = tokens_used(reply.usage, reply.prompt_tokens, reply.completion_tokens)
+    assert used == TokensUsed(prompt=107, completion=8, cached=40, reasoning=5)
+
+
+def test_geminis_limits_say_when_to_come_again() -> None:
+    """By RetryInfo among the details of its envelope."""
+    retry = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "36s"}
+    failure = read({"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "m", "details": [retry]}}, 429)
+    assert isinstance(failure, Failure)
+    assert (failure.name, failure.retry_after_s) == ("rate_limited", 36.0)
+
+
 def candidate(**given: Any) -> dict[str, Any]:
     return {**GEMINI, "candidates": [{**GEMINI["candidates"][0], **given}]}
 
@@ -138,6 +161,10 @@ def candidate(**given: Any) -> dict[str, Any]:
     ("body", "name"),
     [
         (candidate(finishReason="SAFETY"), "content_filter"),
+        (candidate(finishReason="IMAGE_SAFETY"), "content_filter"),
+        (candidate(finishReason="RECITATION", content={}), "content_filter"),
+        (candidate(finishReason="MALFORMED_FUNCTION_CALL", content={}), "empty_answer"),
+        ({"error": {"code": 503, "status": "UNAVAILABLE", "message": "m"}}, "overloaded"),
         ({"promptFeedback": {"blockReason": "SAFETY"}}, "content_filter"),
         ({"candidates": []}, "empty_answer"),
         (candidate(content={}), "empty_answer"),
@@ -230,8 +257,35 @@ def test_the_flag_chooses_the_endpoint_and_the_provider(monkeypatch: pytest.Monk
     assert provider.api_key_env == "ANTHROPIC_API_KEY"
 
 
-@pytest.mark.parametrize(("api", "told"), [("claude", "openai, anthropic, gemini"), ("gemini", "lane batch")])
-def test_an_api_that_is_not_spoken_is_refused(api: str, told: str) -> None:
-    """Gemini's own API is for batches; the error names the way that there is in real time."""
-    with pytest.raises(UsageProblem, match=told):
-        given().for_api(api)
+def test_gemini_is_asked_by_its_own_api_in_real_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--api gemini` is enough beside prompt and model, in the lane api as in batches."""
+    monkeypatch.setenv("GEMINI_API_KEY", "k-gemini")
+    assert job_spec(given(model="gemini-x", prompt="{text}").for_api("gemini")).endpoint == GENERATE
+    provider = with_provider(WorkerSettings(), "default", ProviderFlags(api="gemini")).providers["default"]
+    assert (provider.kind, provider.base_url) == ("gemini", "https://generativelanguage.googleapis.com")
+    made = ProducerSettings(providers={"google": {"kind": "gemini"}})  # type: ignore[dict-item]
+    assert made.refused_endpoint("google", GENERATE) is None
+    assert "--api gemini" in (made.refused_endpoint("google", "/v1/chat/completions") or "")
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ("gemini-2.5-flash", "/v1beta/models/gemini-2.5-flash:generateContent"),
+        ("models/gemini-2.5-flash", "/v1beta/models/gemini-2.5-flash:generateContent"),
+        ("tunedModels/mine-7", "/v1beta/tunedModels/mine-7:generateContent"),
+        *(
+            (odd, None)
+            for odd in ("", "../files", "a/b", "models/", "x?key=y", "x:delete", "x%2f", "x\n", "é", "a" * 300, 7, None)
+        ),
+    ],
+)
+def test_a_name_of_a_model_means_no_other_place(model: Any, path: str | None) -> None:
+    """It goes into the path of a call with the fleet's key, so it is a plain name or refused."""
+    assert generate_path(model) == path
+
+
+def test_an_api_that_is_not_spoken_is_refused() -> None:
+    """The error names those that are."""
+    with pytest.raises(UsageProblem, match="openai, anthropic, gemini"):
+        given().for_api("claude")

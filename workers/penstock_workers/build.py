@@ -146,7 +146,7 @@ class WorkerEngine:
     def _make_parts(self, bridge: Bridge, stores: Stores) -> _Parts:
         """All that items go through, made and joined; nothing of it has started."""
         settings = self._settings
-        jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
+        jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database, settings.lane)
         traces = None if self._tracing is None else self._tracing.of_items()
         start_child = child_starter(settings)
         suspects = ChildPool(start_child, self._row.suspect_children)

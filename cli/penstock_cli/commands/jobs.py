@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -89,7 +88,7 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
 
 
 def _what_died(job: Job, ledger: Books) -> list[str]:
-    from penstock_cli.show.report import build
+    from penstock_cli.report.account import build
     from penstock_cli.show.text import argument
     from penstock_cli.watching.all_alike import advice
 
@@ -100,26 +99,18 @@ def _what_died(job: Job, ledger: Books) -> list[str]:
 def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     import orjson
 
+    from penstock_cli.report.gather import report_of
     from penstock_cli.show.batches import batches_of
     from penstock_cli.show.engines import engines_of
     from penstock_cli.show.feeders import feeders_of
-    from penstock_cli.show.report import build
-    from penstock_cli.watching.all_alike import advice
+    from penstock_cli.watching.all_alike import with_advice
     from penstock_producer.job.lanes import packs
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), job.lane) if redis is not None else None
-    counts, made_with = ledger.outcomes.counts(job.job_id), ledger.made_with(job)
-    report = build(
-        job,
-        counts,
-        stats=ledger.stats(job),
-        seconds=ledger.seconds(job),
-        made_with=made_with,
-        moves=ledger.moves(job),
-    )
+    report = report_of(ledger, job)
     if job.state.final:
-        report = replace(report, advice=advice(ledger, job, report))
+        report = with_advice(ledger, job, report)
     extra: dict[str, Any] = {
         "job_id": job.job_id,
         "reason": job.reason,

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 
 
-def report(job: options.JobName, as_json: options.JsonOption = False, state: options.StateOption = None) -> None:
+def report(
+    job: options.JobName,
+    as_json: options.JsonOption = False,
+    form: Annotated[
+        str, typer.Option("--format", metavar="F", help="text, json, markdown or html; by default as FILE ends.")
+    ] = "",
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output."),
+    ] = None,
+    state: options.StateOption = None,
+) -> None:
     """Show what became of a job.
 
     Exit status as for `run`: 0 all succeeded, 3 with dead letters,
-    1 not completed.
+    1 not completed. As HTML it is one page with charts, without scripts.
     """
-    import orjson
-
     from penstock_cli.connect import books
-    from penstock_cli.show import report as reports
-    from penstock_cli.show.terminal import console as make_console
-    from penstock_cli.show.text import argument
-    from penstock_cli.watching.all_alike import advice
+    from penstock_cli.report.gather import report_of
+    from penstock_cli.report_forms import Form, form_of, put
+    from penstock_cli.watching.all_alike import with_advice
 
+    chosen = form_of("json" if as_json and not form else form, output)
+    if as_json and chosen is not Form.JSON:
+        raise UsageProblem(f"--json and --format {form} ask for two forms: give one of them")
     with books(state) as ledger:
         found = ledger.jobs.get(job)
-        figures = reports.build(
-            found,
-            ledger.outcomes.counts(found.job_id),
-            stats=ledger.stats(found),
-            seconds=ledger.seconds(found),
-            made_with=ledger.made_with(found),
-            moves=ledger.moves(found),
-        )
-        figures = replace(figures, advice=advice(ledger, found, figures))
-        if as_json:
-            typer.echo(orjson.dumps(figures.to_json()).decode())
-        else:
-            command = f"penstock dlq list {argument(found.job_key)}{ledger.option()}"
-            reports.show(figures, make_console(), dlq_command=command, advice=figures.advice)
+        figures = with_advice(ledger, found, report_of(ledger, found))
+        told = put(ledger, found, figures, chosen, output)
+    if told:
+        typer.echo(told, err=True)
     raise typer.Exit(figures.exit_status)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.pairs import parse_pairs
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
-from penstock_producer.job.lanes import DEFAULT_LANE, packs, permitted
+from penstock_producer.job.lanes import DEFAULT_LANE, permitted
 from penstock_producer.job.options import OPTIONS, FlagForm
 
 if TYPE_CHECKING:
@@ -99,11 +99,6 @@ class GivenJob:
             return self
         if api not in _ENDPOINTS:
             raise UsageProblem(f"--api {api!r} is refused: the APIs are {', '.join(_ENDPOINTS)}")
-        if api == "gemini" and not packs(str(self.flags.get("lane"))):
-            raise UsageProblem(
-                "--api gemini is for the lane batch; in real time ask Gemini by OpenAI's API: "
-                "--base-url https://generativelanguage.googleapis.com/v1beta/openai"
-            )
         if api == "openai" or self.flags.get("endpoint") is not None:
             return self  # the lane decides
         return replace(self, flags={**self.flags, "endpoint": _ENDPOINTS[api]})

@@ -19,13 +19,13 @@ from penstock_cli.show.text import argument, count
 from penstock_cli.watching.all_alike import advice
 
 if TYPE_CHECKING:
-    from penstock_cli.show.report import Report
+    from penstock_cli.report.account import Report
     from penstock_ledger.model import Job
 
 
 def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     """Write the files, print the report. Raises JobStopped for a job that is paused."""
-    from penstock_cli.show import report as reports
+    from penstock_cli.report.text_form import show
 
     report, place = keep_report(plan, ledger, job)
     if not job.state.final:
@@ -40,7 +40,7 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     if hints:
         report = replace(report, advice=hints)
         files.write_report(report, plan.request.out)
-    reports.show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
+    show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
     return report.exit_status
 
 
@@ -85,11 +85,8 @@ def _for_all(report: Report) -> str:
 
 def keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:
     """Write `report.json` as of now; returns the report and its place."""
-    from penstock_cli.show import report as reports
+    from penstock_cli.report.gather import report_of
 
-    counts = ledger.outcomes.counts(job.job_id)
     kept = KeptFigures.load(ledger.figures_path(job))
-    report = reports.build(
-        job, counts, stats=kept.stats, seconds=kept.seconds, made_with=ledger.made_with(job), moves=ledger.moves(job)
-    )
+    report = report_of(ledger, job, stats=kept.stats, seconds=kept.seconds)
     return report, files.write_report(report, plan.request.out)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from penstock_cli.run.lane_chosen import choice_lines
 from penstock_cli.run.lanes_beside import beside, table
 from penstock_cli.show.changes import asked_form, changes, saved_tokens, token_limits
+from penstock_cli.show.prices import known_from, per_million
 from penstock_cli.show.text import count, counted, one_line, safe, usd
 from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from penstock_producer.accepting.survey import Survey
     from penstock_producer.accepting.token_meter import TokenMeter
     from penstock_producer.job.spec import JobSpec
-    from penstock_producer.prices.token_prices import ModelPrices
     from penstock_producer.sources import Document
     from penstock_workers.settings import ProviderSettings
 
@@ -94,7 +94,7 @@ def _lines(guess: Estimate, spec: JobSpec, provider: ProviderSettings | None) ->
     return [
         tokens,
         f"cost: about {usd(cost_in)} in, {out} {usd(cost_out)} out; together {usd(cost_in + cost_out)} "
-        f"(at {usd(prices.input)} and {usd(prices.output)} per million tokens, {_source(prices)})",
+        f"(at {per_million(prices.input, prices.output)}, {known_from(prices)})",
     ]
 
 
@@ -102,10 +102,6 @@ def _unknown(spec: JobSpec) -> str:
     if spec.model is None:
         return "unknown, since documents name their models; give --usd-per-mtok-in and --usd-per-mtok-out"
     return f"unknown, since no price of {safe(spec.model)} is known here; give --usd-per-mtok-in and --usd-per-mtok-out"
-
-
-def _source(prices: ModelPrices) -> str:
-    return "by settings" if prices.checked is None else f"as {prices.source} had them on {prices.checked}"
 
 
 def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings | None, meter: TokenMeter) -> None:

@@ -12,6 +12,7 @@ from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.job.jobspec import job_spec, with_provider
 from penstock_cli.run.lane_chosen import choice_lines
 from penstock_cli.run.lanes_beside import LaneGuess, beside, table
+from penstock_cli.show.prices import known_from, per_million
 from penstock_cli.show.text import count, counted, safe
 from penstock_producer.accepting.estimates import Estimate
 
@@ -70,11 +71,8 @@ def show(found: Estimated) -> None:
         soft_wrap=True,
     )
     if found.prices is not None:
-        by = "settings" if found.prices.checked is None else f"{found.prices.source}, checked on {found.prices.checked}"
-        console.print(
-            f"prices: {found.prices.input:g} USD in, {found.prices.output:g} USD out per million tokens, by {by}",
-            soft_wrap=True,
-        )
+        words = per_million(found.prices.input, found.prices.output)
+        console.print(f"prices: {words}, {known_from(found.prices)}", soft_wrap=True)
     console.print(table(found.lanes))
     for line in found.choice:
         console.print(safe(line), soft_wrap=True)

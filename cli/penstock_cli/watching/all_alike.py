@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from penstock_cli.show.text import argument, count, one_line
@@ -9,7 +10,7 @@ from penstock_cli.watching.fixes import fix_of
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_cli.show.report import Report
+    from penstock_cli.report.account import Report
     from penstock_ledger.model import Counts, DeadLetter, Job
 
 SHOWN_CHARS: Final = 300  # of the provider's words
@@ -38,6 +39,10 @@ def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, a
         return alike
     replay = f"when that is put right, send them again:  penstock dlq replay {argument(job.job_key)}{ledger.option()}"
     return [*alike, replay, *([f"and after that, corrected:  {again}"] if again else [])]
+
+
+def with_advice(ledger: Books, job: Job, report: Report) -> Report:
+    return replace(report, advice=advice(ledger, job, report))
 
 
 def so_far(ledger: Books, job: Job, counts: Counts) -> str | None:

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0010"  # the newest migration; revisions sort by their number
+HEAD: Final = "0012"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -48,7 +48,9 @@ jobs = Table(
     Column("finished_at", Double),
     Column("resume_at", Double),  # of a paused job that goes on by itself
     Column("lane", Words),  # where its documents go now; NULL: as its spec says
-    Column("moves", Integer, nullable=False, server_default=text("0")),  # how often that was decided: rows of lane_moves
+    Column(
+        "moves", Integer, nullable=False, server_default=text("0")
+    ),  # how often that was decided: rows of lane_moves
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
     Index("jobs_state", "state"),
@@ -113,6 +115,7 @@ outcomes = Table(
     Column("created_at", Double, nullable=False),
     Column("request", LargeBinary),  # dead letters only
     Column("body", LargeBinary),  # a result's response, or the excerpt that a dead letter keeps
+    Column("lane", Words),  # that answered; NULL: nothing was asked, or a release wrote it that did not say
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="outcomes_pkey"),
     Index(
         "outcomes_dead",
@@ -147,6 +150,22 @@ tallies = Table(
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
     PrimaryKeyConstraint("job_id", "shard", "kind", "reason", name="tallies_pkey"),
+)
+
+# The same by the lane that answered, since a job may change its lane while it runs. What has no lane is not in here.
+lane_tallies = Table(
+    "lane_tallies",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("shard", Integer, nullable=False),
+    Column("lane", Id, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("dead", BigInteger, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cost_microusd", BigInteger, nullable=False),
+    PrimaryKeyConstraint("job_id", "shard", "lane", name="lane_tallies_pkey"),
 )
 
 spool = Table(

@@ -19,7 +19,7 @@ from penstock_ledger.stores.feeds import FeedStore, add_feed
 from penstock_ledger.stores.outcome_insert import insert_outcomes
 from penstock_ledger.stores.outcome_rows import letter_row
 from penstock_ledger.stores.source_keys import insert_pages
-from penstock_ledger.stores.tallies import grouped, subtract
+from penstock_ledger.stores.tallies import subtract
 
 STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
 SHOWN_CHARS: Final = 60  # of a value in a message
@@ -221,9 +221,7 @@ def _supersede(
         connection.execute(mark)
     for start in range(0, len(doc_ids or ()), STATEMENT_MAX):
         connection.execute(mark.where(outcomes.c.doc_id.in_((doc_ids or ())[start : start + STATEMENT_MAX])))
-    marked = connection.execute(grouped(outcomes.c.job_id == job_id, outcomes.c.superseded_by == generation)).all()
-    subtract(connection, job_id, marked)
-    return sum(row.number for row in marked)
+    return subtract(connection, job_id, outcomes.c.superseded_by == generation)
 
 
 def _locked(connection: Connection, job_id: str) -> Row[Any]:

@@ -76,5 +76,13 @@ def _values(move: LaneMove) -> dict[str, Any]:
 
 def _move_of(row: Row[Any]) -> LaneMove:
     return LaneMove(
-        row.job_id, row.number, row.at, row.before, row.lane, row.reason, row.why, orjson.loads(row.figures), row.left_at
+        row.job_id,
+        row.number,
+        row.at,
+        row.before,
+        row.lane,
+        row.reason,
+        row.why,
+        orjson.loads(row.figures),
+        row.left_at,
     )

@@ -28,7 +28,7 @@ def key_of(row: OutcomeRow) -> ItemKey:
     return ItemKey(*row[:KEY_COLUMNS])
 
 
-def result_row(result: Result, now: float) -> OutcomeRow:
+def result_row(result: Result, now: float, lane: str | None = None) -> OutcomeRow:
     return (
         *result.key,
         RESULT,
@@ -49,10 +49,11 @@ def result_row(result: Result, now: float) -> OutcomeRow:
         now,
         None,
         result.body,
+        lane,
     )
 
 
-def letter_row(letter: DeadLetter, now: float) -> OutcomeRow:
+def letter_row(letter: DeadLetter, now: float, lane: str | None = None) -> OutcomeRow:
     return (
         *letter.key,
         DEAD,
@@ -73,6 +74,7 @@ def letter_row(letter: DeadLetter, now: float) -> OutcomeRow:
         now,
         letter.request,
         letter.response,
+        lane,
     )
 
 

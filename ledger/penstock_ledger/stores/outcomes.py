@@ -6,9 +6,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, literal_column, or_, select, tuple_
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+)
 
-from penstock_ledger.model import Counts, DeadLetter, ItemKey, PaidBeside, Result, Spent
+from penstock_ledger.model import Counts, DeadLetter, ItemKey, LaneCounts, PaidBeside, Result, Spent
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import feeds, outcomes, paid_beside
 from penstock_ledger.stores.outcome_insert import KEYS_MAX, insert_outcomes, terminal_keys
@@ -31,10 +45,14 @@ from penstock_ledger.stores.tallies import (
     beside_job,
     counts_from,
     grouped,
+    lane_counts_from,
     tallied,
+    tallied_by_lane,
 )
 from penstock_ledger.vectors import MAGIC, Vectors, unpack
 
+STRETCHES: Final = 1_000  # of time that a job is shown in
+LATENCIES: Final = 20_000  # different ones; they are rounded, so that a day of milliseconds has fewer
 PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes
 
 _IS_RESULT: Final[ColumnElement[bool]] = literal_column("kind = 'result'")
@@ -50,10 +68,11 @@ Query = Select[*tuple[Any, ...]]
 
 
 class OutcomeStore:
-    """Everything here reads in pages: memory stays flat however large a job is."""
+    """Everything here reads in pages: memory stays flat however large a job is. ``lane``: of the process that settles."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, lane: str | None = None) -> None:
         self._db = db
+        self._lane = lane
 
     def settle(
         self,
@@ -70,7 +89,8 @@ class OutcomeStore:
         """
         now = time.time()
         rows: dict[tuple[Any, ...], OutcomeRow] = {}
-        for row in (*(result_row(one, now) for one in results), *(letter_row(one, now) for one in letters)):
+        done = (result_row(one, now, self._lane) for one in results)
+        for row in (*done, *(letter_row(one, now, self._lane) for one in letters)):
             rows.setdefault(row[:KEY_COLUMNS], row)
         ordered = [rows[key] for key in sorted(rows)]
         if not ordered and also is None:
@@ -99,6 +119,10 @@ class OutcomeStore:
     def counts(self, job_id: str) -> Counts:
         """Visible outcomes of a job, as its transactions have tallied them: as cheap for a million rows as for ten."""
         return counts_from(self._rows(tallied(), job=job_id), self._rows(beside_job(), job=job_id))
+
+    def by_lane(self, job_id: str) -> list[LaneCounts]:
+        """The same by the lane that answered. What has no lane is in none of them."""
+        return lane_counts_from(self._rows(tallied_by_lane(), job=job_id))
 
     def counts_of(self, job_id: str, generation: int) -> Counts:
         """The outcomes of one generation, superseded ones included, by reading its rows."""
@@ -228,6 +252,39 @@ class OutcomeStore:
         if after is not None:
             query = query.where(tuple_(outcomes.c.generation, outcomes.c.doc_id) > after)
         return self._paged(query, PAGE, outcome_from)
+
+    def ended_in(self, job_id: str, since: float, each_s: int) -> list[tuple[int, int, int]]:
+        """Of each stretch of ``each_s`` seconds in which documents ended: its number, how many succeeded and how many are
+        dead. Reads every row of the job, without its body."""
+        stretch = (cast(outcomes.c.created_at, BigInteger) - int(since)) // each_s
+        query = (
+            select(
+                stretch.label("number"),
+                func.count().filter(_IS_RESULT).label("done"),
+                func.count().filter(_IS_DEAD).label("dead"),
+            )
+            .where(outcomes.c.job_id == job_id, _VISIBLE)
+            .group_by(stretch)
+            .order_by(stretch)
+            .limit(STRETCHES)
+        )
+        return [(int(row.number), int(row.done), int(row.dead)) for row in self._rows(query)]
+
+    def latencies(self, job_id: str) -> list[tuple[int, int]]:
+        """Milliseconds that answers took, to one part in a hundred, and how many took so long; the shortest first. Reads every
+        row of the job, without its body."""
+        took = outcomes.c.latency_ms
+        rounded = case(
+            *((took < 1_000 * size, took // size * size) for size in (1, 10, 100)), else_=took // 1_000 * 1_000
+        )
+        query = (
+            select(rounded.label("milliseconds"), func.count().label("number"))
+            .where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT, outcomes.c.reason.is_(None), took > 0)
+            .group_by(rounded)
+            .order_by(rounded)
+            .limit(LATENCIES)
+        )
+        return [(int(row.milliseconds), int(row.number)) for row in self._rows(query)]
 
     def refused_lines(self, job_id: str) -> frozenset[int]:
         """The lines of a job's source whose rows were refused when it was submitted."""

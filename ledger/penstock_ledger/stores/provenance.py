@@ -33,6 +33,9 @@ class MadeWith(NamedTuple):
     usd_per_mtok_in: float | None = None  # None: no price is known; releases before wrote 0 for that
     usd_per_mtok_out: float | None = None
     usd_per_hour: float = 0.0  # of a worker that hosts a model
+    batch_discount: float | None = (
+        None  # of what came in batches: 0.5 is half the price; None: none is known, or none came so
+    )
 
 
 class Provenance:

@@ -43,10 +43,11 @@ _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
 
 
 class ProviderBatchStore:
-    """The provider batches of all jobs."""
+    """The provider batches of all jobs. ``lane``: of the process that settles."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, lane: str | None = None) -> None:
         self._db = db
+        self._lane = lane
 
     # -- leaders -------------------------------------------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ class ProviderBatchStore:
             forget(connection, done)
             put_back(connection, tag, left)
 
-        return OutcomeStore(self._db).settle(results, letters, also=also)
+        return OutcomeStore(self._db, self._lane).settle(results, letters, also=also)
 
     def forget(self, keys: Collection[ItemKey]) -> None:
         """These remainders have got an outcome elsewhere."""
@@ -310,6 +311,14 @@ class ProviderBatchStore:
             .limit(SUMS_MAX)
         )  # fmt: skip
         return self._db.read(lambda connection: [_sum_of(row) for row in connection.execute(query)])
+
+    def created(self, job_id: str) -> tuple[int, int]:
+        """Batches of a job that its providers took, and the requests in them."""
+        query = select(func.count(), func.coalesce(func.sum(table.c.requests), 0)).where(
+            table.c.job_id == job_id, table.c.remote_id.is_not(None)
+        )
+        batches, requests = self._db.read(lambda connection: connection.execute(query).one())
+        return int(batches), int(requests)
 
     def open_times(self, job_id: str) -> BatchesOpen:
         """Since when the batches of a job run, or wait to be created."""

@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import Connection, Delete, Table, delete, select, tuple_
 
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import jobs, metadata, outcomes, tallies
+from penstock_ledger.sql.tables import jobs, lane_tallies, metadata, outcomes, tallies
 from penstock_ledger.stores.provenance import forget_provenance
 
 ROWS_PER_STEP: Final = 1_000  # with bodies of some kilobytes, a step writes some megabytes of journal
@@ -25,7 +25,7 @@ def purge_job(database: Database, job_id: str) -> int:
     database.write(lambda connection: forget_provenance(connection, job_id))
     _empty(database, jobs, job_id)
     # Outcomes are inserted only where their job is. Those that came between their table's turn and the job's go now.
-    for table in (outcomes, tallies):
+    for table in (outcomes, tallies, lane_tallies):
         _empty(database, table, job_id)
     return outcomes_deleted
 

@@ -19,7 +19,7 @@ DEFAULT_OUTPUT_TOKENS: Final = 256  # the same
 MEASURED: Final = 1_000  # documents that an estimate is taken from
 MEASURED_BYTES: Final = 64 * 1024 * 1024  # of them: large documents are alike sooner
 MTOK: Final = 1_000_000
-_OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
 
 
 class Estimate(NamedTuple):
@@ -56,11 +56,11 @@ class Measure:
 
     def add(self, body: bytes) -> None:
         request = orjson.loads(body)
-        most = output_asked(request)
+        most, choices = output_asked(request), _choices(request)
         self.documents += 1
         self.size += len(body)
         self.tokens_in += self.meter.prompt(request)
-        self.tokens_out += DEFAULT_OUTPUT_TOKENS if most is None else most
+        self.tokens_out += choices * (DEFAULT_OUTPUT_TOKENS if most is None else most)
         self.capped = self.capped and most is not None
         self.only_text = self.only_text and MEDIA.search(body.decode("utf-8", "replace")) is None
 
@@ -84,5 +84,14 @@ class Measure:
 
 def output_asked(body: Any) -> int | None:
     """The most tokens that a request lets its answer have; None where it does not say."""
-    found = [body.get(name) for name in _OUTPUT_FIELDS] if isinstance(body, dict) else []
+    if not isinstance(body, dict):
+        return None
+    config = body.get("generationConfig")  # where requests to Gemini say it
+    found = [fields.get(name) for fields in (body, config) if isinstance(fields, dict) for name in _OUTPUT_FIELDS]
     return next((most for most in found if isinstance(most, int)), None)
+
+
+def _choices(body: Any) -> int:
+    """How many answers a request asks for."""
+    wanted = body.get("n") if isinstance(body, dict) else None
+    return wanted if type(wanted) is int and wanted > 0 else 1

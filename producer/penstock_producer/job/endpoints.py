@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from penstock_producer.errors import seen
 
-__all__ = ["BASE_URLS", "CHAT", "EMBEDDINGS", "GENERATE", "MESSAGES", "OPENAI", "SCORING", "Kind"]
+__all__ = ["BASE_URLS", "CHAT", "EMBEDDINGS", "GENERATE", "MESSAGES", "OPENAI", "SCORING", "Kind", "generate_path"]
 
 OPENAI: Final = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations", "/v1/responses",
@@ -19,9 +19,12 @@ OPENAI: Final = frozenset({
 SCORING: Final = frozenset({"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify"})
 """As vLLM's server names them. Lanes that host a model answer on them; a provider where its setting `endpoints` says so."""
 _PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII)  # no empty name, none that begins with a dot
+_GEMINI = re.compile(r"(?:(?:models|tunedModels)/)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", re.ASCII)
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"  # Anthropic's
-GENERATE = "/v1beta/generateContent"  # Gemini's, in batches: there the path has a model's name and a colon
+GENERATE = (
+    "/v1beta/generateContent"  # Gemini's: where it is asked, `models/`, the model's name and a colon stand in between
+)
 EMBEDDINGS = "/v1/embeddings"
 MAX_PATH_CHARS = 200
 Kind = Literal["openai", "anthropic", "gemini"]
@@ -33,14 +36,12 @@ BASE_URLS: Final[Mapping[str, str]] = {
 }
 """Where each kind of provider is, unless its setting `base_url` says another place."""
 _BY_KIND: Final[Mapping[Kind, frozenset[str]]] = {
-    "openai": OPENAI, "anthropic": frozenset({MESSAGES}), "gemini": frozenset(),
+    "openai": OPENAI, "anthropic": frozenset({MESSAGES}), "gemini": frozenset({GENERATE}),
 }  # fmt: skip
-_IN_BATCHES: Final[Mapping[Kind, frozenset[str]]] = {**_BY_KIND, "gemini": frozenset({GENERATE})}
 _HINTS: Final[Mapping[Kind, str]] = {
     "openai": "",
     "anthropic": " (kind anthropic: --api anthropic sends what it takes)",
-    "gemini": " (kind gemini, which is for the lane batch; in real time Gemini answers OpenAI's API at "
-    "https://generativelanguage.googleapis.com/v1beta/openai)",
+    "gemini": " (kind gemini: --api gemini sends what it takes)",
 }
 
 
@@ -54,15 +55,21 @@ def check_path(path: str) -> str:
     return path
 
 
-def refusal(
-    endpoint: str, provider: str, extra: Collection[str], kind: Kind = "openai", *, in_batches: bool = False
-) -> str | None:
+def generate_path(model: object) -> str | None:
+    """Where Gemini's generateContent of a model is; None for what is no name of one, which could mean another place."""
+    if not isinstance(model, str) or _GEMINI.fullmatch(model) is None:
+        return None
+    named = model if "/" in model else f"models/{model}"
+    return f"/v1beta/{named}:generateContent"
+
+
+def refusal(endpoint: str, provider: str, extra: Collection[str], kind: Kind = "openai") -> str | None:
     """Why jobs may not send to ``endpoint`` of ``provider``, whose setting `endpoints` is ``extra``; None when they may."""
-    own = (_IN_BATCHES if in_batches else _BY_KIND)[kind]
+    own = _BY_KIND[kind]
     if endpoint in own or endpoint in extra:
         return None
     allowed = ", ".join(sorted(own | set(extra))) or "none"
-    others = [other for other, paths in _IN_BATCHES.items() if endpoint in paths and other != kind]
+    others = [other for other, paths in _BY_KIND.items() if endpoint in paths and other != kind]
     kinds = f'providers.{provider}.kind = "{others[0]}"' if others else ""
     hint = f", or say here and for the workers that it is of another kind: {kinds}" if kinds else ""
     return (

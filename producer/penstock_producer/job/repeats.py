@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from penstock_producer.errors import Problem
-from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, SCORING
+from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, GENERATE, MESSAGES, SCORING
 
 __all__ = ["CACHE_MAX_S", "answers_alike"]
 
@@ -19,15 +19,18 @@ Dedup = Literal["off", "on", "always"]
 CACHE_MIN_S: Final = 60.0
 CACHE_MAX_S: Final = 30 * 86_400.0
 
-_TEXTS: Final = frozenset({CHAT, MESSAGES, "/v1/completions", "/v1/responses"})
+_TEXTS: Final = frozenset({CHAT, GENERATE, MESSAGES, "/v1/completions", "/v1/responses"})
 _COMPUTED: Final = SCORING | {EMBEDDINGS, "/v1/moderations"}
-_NUMBERS: Final = ("n", "best_of")  # of answers to one request
+_NUMBERS: Final = ("n", "best_of", "candidateCount")  # of answers to one request
 
 
 def answers_alike(endpoint: str, body: Mapping[str, Any]) -> bool:
     """Whether a request is answered alike each time, as far as its endpoint and parameters say."""
     if endpoint in _COMPUTED:
         return True
+    config = body.get("generationConfig")  # where requests to Gemini have their parameters
+    if isinstance(config, Mapping):
+        body = {**body, **config}
     if endpoint not in _TEXTS or any(body.get(name) not in (None, 1) for name in _NUMBERS):
         return False
     temperature = body.get("temperature")

@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from penstock_producer.errors import Problem, SpecError
-from penstock_producer.job.endpoints import SCORING
+from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.job.endpoints import SCORING, generate_path
 from penstock_producer.job.gemini_body import GeminiBodies
 from penstock_producer.job.params import as_sent
 from penstock_producer.job.spec import JobSpec
@@ -161,6 +161,9 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
             return Problem("missing_field", "/params/max_tokens", why, "give it, such as --param max_tokens=1024")
     if spec.model is None and spec.asks_a_provider:
         return Problem("missing_field", "/model", "a prompt needs a model", "name one (--model)")
+    if is_gemini(spec.endpoint) and generate_path(spec.model) is None:
+        fix = "write its name, such as gemini-2.5-flash or models/gemini-2.5-flash"
+        return Problem("invalid_value", "/model", f"{seen(spec.model)} is no name of a model of Gemini", fix)
     if (
         spec.system is not None
         and field != "messages"

@@ -25,6 +25,7 @@ class TokensUsed(NamedTuple):
     cached: int = 0  # of the prompt, read from the provider's prompt cache
     cache_written: int = 0  # of the prompt, written to it
     reasoning: int = 0  # of the completion
+    cache_written_hour: int = 0  # of those written to the cache: to be kept for an hour, which costs more
 
 
 class LongPrices(BaseModel):
@@ -37,10 +38,12 @@ class LongPrices(BaseModel):
     output: Usd | None = None
     cached_input: Usd | None = None
     cache_write: Usd | None = None
+    cache_write_hour: Usd | None = None
 
 
 class ModelPrices(BaseModel):
-    """US dollars per million tokens. What is left out costs what ``input`` or ``output`` does."""
+    """US dollars per million tokens. What is left out costs what ``input`` or ``output`` does, and ``cache_write_hour`` what
+    ``cache_write`` does."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,6 +51,7 @@ class ModelPrices(BaseModel):
     output: Usd = 0.0
     cached_input: Usd | None = None
     cache_write: Usd | None = None
+    cache_write_hour: Usd | None = None
     reasoning: Usd | None = None
     long: LongPrices | None = None
     batch_discount: Discount = None
@@ -63,10 +67,12 @@ class ModelPrices(BaseModel):
         cached = min(used.cached, used.prompt)
         written = min(used.cache_written, used.prompt - cached)
         reasoning = 0 if prices.reasoning is None else min(used.reasoning, used.completion)
+        for_hour, to_write = min(used.cache_written_hour, written), _or(prices.cache_write, prices.input)
         cost = (
             (used.prompt - cached - written) * prices.input
             + cached * _or(prices.cached_input, prices.input)
-            + written * _or(prices.cache_write, prices.input)
+            + (written - for_hour) * to_write
+            + for_hour * _or(prices.cache_write_hour, to_write)
             + (used.completion - reasoning) * prices.output
             + reasoning * _or(prices.reasoning, prices.output)
         )

@@ -33,6 +33,9 @@ _REASONS: Final[Mapping[str, str]] = {
     "BLOCKLIST": "content_filter",
     "PROHIBITED_CONTENT": "content_filter",
     "SPII": "content_filter",
+    "IMAGE_SAFETY": "content_filter",
+    "IMAGE_PROHIBITED_CONTENT": "content_filter",
+    "IMAGE_RECITATION": "content_filter",
 }
 
 
@@ -109,14 +112,16 @@ def _of_candidates(answer: dict[str, Any]) -> Said:
 
 
 def _geminis_usage(given: dict[str, Any]) -> dict[str, Any]:
-    """What it thought is paid for as output."""
+    """What it thought is paid for as output, and what its own tools brought as input."""
+    thought = believed(given.get("thoughtsTokenCount")) or 0
+    prompt, of_tools = believed(given.get("promptTokenCount")), believed(given.get("toolUsePromptTokenCount")) or 0
     written = [believed(given.get(name)) for name in ("candidatesTokenCount", "thoughtsTokenCount")]
     known = [tokens for tokens in written if tokens is not None]
-    cached = {"prompt_tokens_details": {"cached_tokens": given.get("cachedContentTokenCount")}}
     return {
-        "prompt_tokens": given.get("promptTokenCount"),
+        "prompt_tokens": None if prompt is None else prompt + of_tools,
         "completion_tokens": sum(known) if known else None,
-        **cached,
+        "prompt_tokens_details": {"cached_tokens": given.get("cachedContentTokenCount")},
+        "completion_tokens_details": {"reasoning_tokens": thought},
     }
 
 

@@ -22,7 +22,9 @@ def tokens_used(usage: Mapping[str, Any] | None, prompt: int | None, completion:
     if counts_cache_beside(usage):
         read, written = believed(usage.get(_READ)) or 0, believed(usage.get(_WRITTEN)) or 0
         fresh = believed(usage.get("input_tokens")) or 0
-        return TokensUsed(fresh + read + written, completion or 0, read, written)
+        return TokensUsed(
+            fresh + read + written, completion or 0, read, written, cache_written_hour=_written_for_an_hour(usage)
+        )
     cached = _detail(usage, "prompt_tokens_details", "input_tokens_details", "cached_tokens")
     reasoning = _detail(usage, "completion_tokens_details", "output_tokens_details", "reasoning_tokens")
     return TokensUsed(prompt or 0, completion or 0, cached, 0, reasoning)
@@ -32,6 +34,12 @@ def counts_cache_beside(usage: Mapping[str, Any]) -> bool:
     """Whether it is in Anthropic's form. Gateways such as LiteLLM put Anthropic's figures of the cache beside OpenAI's names,
     whose prompt has them in it already."""
     return "prompt_tokens" not in usage and (_READ in usage or _WRITTEN in usage)
+
+
+def _written_for_an_hour(usage: Mapping[str, Any]) -> int:
+    """Of what was written to Anthropic's cache: its writes have two prices."""
+    kinds = usage.get("cache_creation")
+    return believed(kinds.get("ephemeral_1h_input_tokens")) or 0 if isinstance(kinds, Mapping) else 0
 
 
 def believed(value: object) -> int | None:

@@ -1,9 +1,9 @@
 """The two forms of an input row, each turned into (doc_id, request body).
 
 OpenAI Batch lines `{"custom_id", "method", "url", "body"}` keep their body: the spec's model and params only fill in
-what it lacks. (A line for OpenAI's chat in a job for Anthropic's Messages is translated.) Plain records become a body through
-the spec's prompt, or with the messages in one of their columns. The spec decides which form it is: with one of both, plain
-records; without, batch lines.
+what it lacks. (A line for OpenAI's chat in a job for Anthropic's Messages or for Gemini is translated.) Plain records become
+a body through the spec's prompt, or with the messages in one of their columns. The spec decides which form it is: with one of
+both, plain records; without, batch lines.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import orjson
 
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
-from penstock_producer.job.anthropic_body import translated
-from penstock_producer.job.endpoints import CHAT
-from penstock_producer.job.gemini_body import with_defaults
+from penstock_producer.job import anthropic_body, gemini_body
+from penstock_producer.job.endpoints import CHAT, generate_path
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
@@ -102,7 +101,7 @@ class BatchLines:
         doc_id = check_doc_id(custom_id, "custom_id", fix="give every line a custom_id of its own")
         try:
             self._check_target(method, url)
-            return doc_id, self.request(_translated(body) if url != self._endpoint else body)
+            return doc_id, self.request(self._translated(body) if url != self._endpoint else body)
         except RowFault as fault:
             fault.doc_id = doc_id
             raise
@@ -120,7 +119,7 @@ class BatchLines:
         if self._asks_for_form and FIELD not in given and not CONSTRAINTS.isdisjoint(given):
             del request[FIELD]  # the line says in another field what its answer looks like
         if self._is_gemini:
-            request = with_defaults(given, self._model, self._params)
+            request = gemini_body.with_defaults(given, self._model, self._params)
         self._check_request(request)
         return bounded(orjson.dumps(request), self._max_body_bytes)
 
@@ -132,12 +131,22 @@ class BatchLines:
             f'give a prompt such as "Summarise: {{{next(iter(record), "text")}}}" (--prompt)'
         )
 
+    def _translated(self, body: Any) -> Any:
+        """A line of OpenAI's chat in a job for another API. Raises RowFault."""
+        translated = gemini_body.translated if self._is_gemini else anthropic_body.translated
+        try:
+            return translated(body) if type(body) is dict else body
+        except BadMessages as error:
+            raise RowFault(
+                "untranslatable_request", error.message, fix=error.fix, field=f"body.{error.place}", value=error.value
+            ) from None
+
     def _check_target(self, method: Any, url: Any) -> None:
         if method != "POST":
             raise RowFault(
                 "invalid_method", "Only POST is supported.", fix='write "POST"', field="method", value=seen(method)
             )
-        if url != self._endpoint and not (url == CHAT and self._is_anthropic):
+        if url != self._endpoint and not (url == CHAT and (self._is_anthropic or self._is_gemini)):
             raise RowFault(
                 "invalid_url",
                 f"The url does not match the batch endpoint {self._endpoint}.",
@@ -155,6 +164,10 @@ class BatchLines:
         model = request.get("model")
         if (self._needs_model or model is not None) and (type(model) is not str or not model):
             raise _invalid_request("model", model, "name a model here, or one for all lines (--model)")
+        if self._is_gemini and generate_path(model) is None:
+            raise _invalid_request(
+                "model", model, "write its name, such as gemini-2.5-flash or models/gemini-2.5-flash"
+            )
         longest = request.get("max_tokens")
         if self._is_anthropic and (type(longest) is not int or longest < 1):
             raise _invalid_request("max_tokens", longest, "give it here, or for all lines (--param max_tokens=1024)")
@@ -230,16 +243,6 @@ class PlainRecords:
         return check_doc_id(
             value, self._id_field, fix="give every row an id of its own, or name another id column (--id-field)"
         )
-
-
-def _translated(body: Any) -> Any:
-    """A line of OpenAI's chat in a job for Anthropic's Messages. Raises RowFault."""
-    try:
-        return translated(body) if type(body) is dict else body
-    except BadMessages as error:
-        raise RowFault(
-            "untranslatable_request", error.message, fix=error.fix, field=f"body.{error.place}", value=error.value
-        ) from None
 
 
 def _missing(name: str, record: Mapping[str, Any]) -> RowFault:

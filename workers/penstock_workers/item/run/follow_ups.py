@@ -8,12 +8,12 @@ the conversation does not, so a worker that dies over it makes the item start fr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import orjson
 
-from penstock_producer.job.endpoints import CHAT, MESSAGES
+from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
 from penstock_workers.item.admission import Admission, Turn
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import Attempt, JobView
@@ -29,6 +29,11 @@ from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 REPAIR = Spent(repairs=1)
 FALLBACK = Spent(fallbacks=1)
 LOOK_S = 0.5  # between looks at the breaker of a provider whose turn is waited for
+_CONVERSATIONS: Final[Mapping[str, str]] = {
+    CHAT: "messages",
+    MESSAGES: "messages",
+    GENERATE: "contents",
+}  # field by endpoint
 # What a provider says against the conversation, which is longer than the document's own request: that is not at fault.
 _OF_THE_CONVERSATION = frozenset({"bad_request", "context_overflow", "request_too_large", "unprocessable"})
 
@@ -150,14 +155,21 @@ def _models_down(view: JobView, is_down: Callable[[str], bool]) -> int:
 
 def _repair(attempt: Attempt, failure: Failure) -> bytes | None:
     """The conversation that shows the model its answer and what is wrong; None where that is not to be."""
-    if failure.refused is None or attempt.job.spec.endpoint not in (CHAT, MESSAGES) or attempt.repairs_left <= 0:
+    if failure.refused is None or attempt.repairs_left <= 0:
         return None
+    place = _CONVERSATIONS.get(attempt.job.spec.endpoint)
     request = orjson.loads(_first(attempt))
-    messages = request.get("messages")
-    if not isinstance(messages, list):
+    before = None if place is None else request.get(place)
+    if place is None or not isinstance(before, list):
         return None  # the provider has taken it, whatever it is
-    request["messages"] = [*messages, *_messages(failure.refused)]
+    told = _messages(failure.refused)
+    request[place] = [*before, *(map(_content, told) if place == "contents" else told)]
     return orjson.dumps(request)
+
+
+def _content(message: Mapping[str, Any]) -> dict[str, Any]:
+    """As Gemini has it."""
+    return {"role": "model" if message["role"] == "assistant" else "user", "parts": [{"text": message["content"]}]}
 
 
 def _messages(refused: RefusedAnswer) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Final
 
 from penstock_ledger import MadeWith, Provenance
-from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.lanes import has_own_model, packs
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Done
 from penstock_workers.settings import ProviderSettings
@@ -57,8 +57,10 @@ class MadeWithNotes:
         if has_own_model(lane):
             return MadeWith(generation, lane, "", self._release, self._engine, usd_per_hour=self._usd_per_hour)
         prices = provider.prices_of(model)
-        per_token = (None, None) if prices is None else (prices.input, prices.output)
-        return MadeWith(generation, lane, name, self._release, "", *per_token)
+        if prices is None:
+            return MadeWith(generation, lane, name, self._release, "")
+        discount = prices.batch_discount if packs(lane) else None
+        return MadeWith(generation, lane, name, self._release, "", prices.input, prices.output, batch_discount=discount)
 
 
 def engine_in_words(package: str | None, server: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The `api` lane: real-time calls to a provider over HTTP, bodies passed through untouched.
+"""The `api` lane: real-time calls to a provider over HTTP, bodies passed through untouched (Gemini's but for the model).
 
 No SDK and no retry in here: every send is one `infer`, so the quota sees each of them.
 """
@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 
 from penstock_ledger.redaction import hide, redact_bytes
+from penstock_producer.job.endpoints import GENERATE
 from penstock_workers.http import (
     AnswerTooLarge,
     CertificateRefused,
@@ -25,6 +26,7 @@ from penstock_workers.http import (
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.answer_memory import AnswerMemory, Room
 from penstock_workers.item.lane import Prepared, Request
+from penstock_workers.lanes.api.gemini_request import generating
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
@@ -72,10 +74,9 @@ class ApiLane:
         return {}
 
     async def infer(self, prepared: Prepared) -> Tried:
-        request = prepared.request
-        started = time.monotonic()
+        request, started = prepared.request, time.monotonic()
         try:
-            return await self._post(request, started)
+            return await self._post(generating(request) if request.endpoint == GENERATE else request, started)
         except CertificateRefused as error:
             return NoAnswer("connect_failed", f"{error}; {CERTIFICATE_FIX}", _since(started), sent=False)
         except NotConnected as error:
@@ -119,8 +120,7 @@ class ApiLane:
         except BaseException:
             memory.release()
             raise
-        room = memory.room
-        if room is not None:
+        if (room := memory.room) is not None:
             room.shrink(len(answer.body))
         body = self._without_keys(request.provider, answer.status, answer.body)
         return Answer(answer.status, answer.headers, body, _since(started), room)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import orjson
 
+from penstock_producer.accepting.estimates import output_asked
 from penstock_ratelimit import Estimator, Learned, Usage, profile_for
 from penstock_ratelimit.for_penstock import FLUSH_S, ScriptClient, cancel_and_wait
 from penstock_workers.item.attempt import Attempt
@@ -15,8 +16,7 @@ from penstock_workers.settings import ProviderSettings
 
 MOST_CHARS_PER_TOKEN = 32  # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
 LEARN_EVERY = 8  # answers of a provider without limits: enough to know what items cost, should limits be found
-_NOT_TEXT = (b'"data:', b'"input_audio"', b'"file_data"')
-_OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_NOT_TEXT = (b'"data:', b'"input_audio"', b'"file_data"', b'"inlineData"', b'"inline_data"')
 
 
 class Costs:
@@ -41,7 +41,7 @@ class Costs:
 
     def of(self, attempt: Attempt) -> tuple[dict[str, float], dict[str, float]]:
         """Units that the request will be charged at admission, and those that it costs for sure."""
-        name, key, asked = attempt.job.spec.provider, _key(attempt), _output_asked(attempt.body)
+        name, key, asked = attempt.job.spec.provider, _key(attempt), output_asked(orjson.loads(attempt.body))
         profile, estimator = self._profiles[name], self._estimators[name]
         prompt, output = estimator.estimate_prompt(key, len(attempt.body)), estimator.expected_output(key, asked)
         return profile.reserve(prompt, asked, output), profile.certain(_least_prompt(attempt.body), asked)
@@ -119,8 +119,3 @@ def _key(attempt: Attempt) -> str:
 def _least_prompt(body: bytes) -> float:
     """Tokens that the prompt has for sure. How many images and sound have, which travel as text, is not known before."""
     return 0.0 if any(mark in body for mark in _NOT_TEXT) else len(body) / MOST_CHARS_PER_TOKEN
-
-
-def _output_asked(body: bytes) -> int | None:
-    fields = orjson.loads(body)
-    return next((fields[name] for name in _OUTPUT_FIELDS if isinstance(fields.get(name), int)), None)

@@ -148,7 +148,8 @@ class BatchEngine:
 
     def _surroundings(self, stores: Stores) -> Surroundings:
         settings, database = self._settings, stores.database
-        jobs, outcomes, batches = JobStore(database), OutcomeStore(database), ProviderBatchStore(database)
+        jobs, outcomes = JobStore(database), OutcomeStore(database, settings.lane)
+        batches = ProviderBatchStore(database, settings.lane)
         failpoints, folder = Failpoints.parse(settings.failpoints), PackedFolder(settings.batch.place)
         start_child = child_starter(settings)
         hooks, checks = (ChildPool(start_child, settings.hook_processes) for _ in range(2))

@@ -1,0 +1,143 @@
+"""The report as Markdown: for a pull request, a ticket or a wiki."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from penstock_cli.report.words import (
+    batches_line,
+    lane_name,
+    made_with_line,
+    milliseconds,
+    moment,
+    reasons_of,
+    saved_rows,
+    twice_line,
+)
+from penstock_cli.show.changes import changes
+from penstock_cli.show.prices import usd_or_unknown
+from penstock_cli.show.reasons import retried_line, reused_lines
+from penstock_cli.show.text import asked_again, count, duration, one_line, percent, rate
+
+if TYPE_CHECKING:
+    from penstock_cli.report.account import Report
+    from penstock_cli.report.course import Course
+
+CELL_CHARS = 300
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#!|~&$@:])")  # what Markdown, or HTML in it, would take for its own
+_BACKTICKS = re.compile(r"`+")
+
+
+def markdown(report: Report, course: Course, *, dlq_command: str, now: float) -> str:
+    lines = [
+        f"# Report of job {plain(report.job)}",
+        "",
+        f"{plain(report.state)} · written {moment(now)}",
+        "",
+        *_account(report),
+        *_reasons(report, dlq_command),
+        *_lanes(report),
+        *_saved(report),
+        *_course(course),
+        *_effort(report),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def plain(text: str) -> str:
+    """Foreign text that no renderer takes for markup."""
+    return _SPECIAL.sub(r"\\\1", one_line(text, CELL_CHARS))
+
+
+def code(text: str) -> str:
+    """Foreign text as code, in more backticks than it has itself. Within a table a bar ends the cell even there."""
+    shown = one_line(text, CELL_CHARS).replace("|", "\\|")
+    longest = max((len(found) for found in _BACKTICKS.findall(shown)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {shown} {fence}" if longest else f"{fence}{shown}{fence}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+    """The first ``left`` columns are text, the others figures."""
+    marks = ["---" if place < left else "---:" for place in range(len(header))]
+    return [f"| {' | '.join(row)} |" for row in (header, marks, *rows)]
+
+
+def _account(report: Report) -> Iterator[str]:
+    first_time = report.succeeded - report.succeeded_after_retry
+    rows = [
+        ("succeeded at the first try", first_time),
+        ("succeeded after retry", report.succeeded_after_retry),
+        ("failed", report.dead),
+    ]
+    if open_ones := report.total - report.finished:
+        rows.append(("not finished", open_ones))
+    shown = [(name, count(number), percent(number, report.total)) for name, number in rows]
+    yield from _table(("documents", count(report.total), ""), shown)
+    yield ""
+    for sentence in report.advice:
+        yield f"> {plain(sentence)}"
+        yield ""
+
+
+def _reasons(report: Report, dlq_command: str) -> Iterator[str]:
+    if not report.dead:
+        return
+    yield from ("## Failed", "")
+    rows = [
+        (plain(row.reason), code(row.command) if row.command else "", count(row.documents))
+        for row in reasons_of(report, dlq_command)
+    ]
+    yield from _table(("reason", "list them", "documents"), rows, left=2)
+    yield ""
+
+
+def _lanes(report: Report) -> Iterator[str]:
+    if not report.cost_by_lane:
+        return
+    yield from ("## Cost", "")
+    rows = [
+        (
+            plain(lane_name(one.lane)), count(one.documents), count(one.prompt_tokens), count(one.completion_tokens),
+            usd_or_unknown(one.cost_usd),
+        )
+        for one in report.cost_by_lane
+    ]  # fmt: skip
+    total = ("together", count(report.finished), count(report.prompt_tokens), count(report.completion_tokens))
+    yield from _table(
+        ("lane", "documents", "tokens in", "tokens out", "cost"), [*rows, (*total, usd_or_unknown(report.cost_usd))]
+    )
+    yield ""
+
+
+def _saved(report: Report) -> Iterator[str]:
+    if rows := saved_rows(report.saved):
+        yield from (*_table(("saved by", "about"), rows), "")
+
+
+def _course(course: Course) -> Iterator[str]:
+    if course.latencies:
+        yield from ("## Latency", "")
+        rows = [(f"{one.percent} %", milliseconds(one.milliseconds)) for one in course.latencies]
+        yield from (*_table(("of the answers took at most", "time"), rows), "")
+
+
+def _effort(report: Report) -> Iterator[str]:
+    yield from ("## Effort", "")
+    yield (
+        f"- {duration(report.seconds)} at {rate(report.items_per_second)}, {count(report.calls)} calls, "
+        f"{count(report.retries)} retries, {count(report.rate_limited)} rate limited"
+        f"{asked_again(report.repairs, report.fallbacks)}"
+    )
+    retried = retried_line(report.retried_by_reason)
+    told = (
+        *batches_line(report.batches),
+        *reused_lines(report.deduplicated, report.cached),
+        *([] if retried is None else [retried]),
+        *twice_line(report),
+        *dict.fromkeys(map(made_with_line, report.made_with)),
+        *changes(report.rows_cut, report.tokens_saved),
+    )
+    yield from (f"- {plain(sentence)}" for sentence in told)

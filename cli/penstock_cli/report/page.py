@@ -1,0 +1,145 @@
+"""The report as one page of HTML: no script, nothing from elsewhere, and nothing in it that a document could have written."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jinja2 import Environment, StrictUndefined
+
+from penstock_cli.report import charts
+from penstock_cli.report.words import (
+    batches_line,
+    lane_name,
+    made_with_line,
+    milliseconds,
+    moment,
+    reasons_of,
+    saved_rows,
+    twice_line,
+)
+from penstock_cli.show.changes import changes
+from penstock_cli.show.prices import usd_or_unknown
+from penstock_cli.show.reasons import retried_line, reused_lines
+from penstock_cli.show.text import asked_again, count, duration, one_line, percent, rate
+
+if TYPE_CHECKING:
+    from penstock_cli.report.account import Report
+    from penstock_cli.report.course import Course
+
+NAME_CHARS: Final = 300
+PROGRESS_ROWS: Final = 12  # of the table beside the chart, which has all stretches
+
+
+class Bar(NamedTuple):
+    """A row of a table with a bar in it."""
+
+    name: str
+    figure: str
+    share: float  # of the longest bar: 0 to 1
+    kind: str = "plain"  # its colour
+    command: str = ""
+    more: tuple[str, ...] = ()
+
+
+def page(report: Report, course: Course, *, dlq_command: str, now: float) -> str:
+    style = files("penstock_cli.report").joinpath("page.css").read_text("utf-8")
+    template = files("penstock_cli.report").joinpath("page.html.jinja").read_text("utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return environment.from_string(template).render(
+        style=style,
+        style_digest=digest,
+        job=one_line(report.job, NAME_CHARS),
+        state=report.state,
+        written=moment(now),
+        figures=_figures(report),
+        advice=report.advice,
+        tiers=_tiers(report),
+        reasons=_reasons(report, dlq_command),
+        lanes=_lanes(report),
+        cost=usd_or_unknown(report.cost_usd),
+        saved=saved_rows(report.saved),
+        progress=charts.progress(course.stretches),
+        stretches=_stretches(course),
+        latencies=_latencies(course),
+        effort=_effort(report),
+    )
+
+
+def _figures(report: Report) -> list[tuple[str, str]]:
+    return [
+        ("succeeded", percent(report.succeeded, report.total)),
+        ("documents", f"{count(report.finished)} of {count(report.total)}"),
+        ("cost", usd_or_unknown(report.cost_usd)),
+        ("time", duration(report.seconds)),
+        ("speed", rate(report.items_per_second)),
+    ]
+
+
+def _tiers(report: Report) -> list[Bar]:
+    """The whole is the job, so that the bars are its shares."""
+    rows = [
+        ("succeeded at the first try", report.succeeded - report.succeeded_after_retry, "good"),
+        ("succeeded after retry", report.succeeded_after_retry, "again"),
+        ("failed", report.dead, "bad"),
+    ]
+    if open_ones := report.total - report.finished:
+        rows.append(("not finished", open_ones, "open"))
+    whole = max(1, report.total)
+    return [
+        Bar(name, count(number), number / whole, kind, more=(percent(number, report.total),))
+        for name, number, kind in rows
+    ]
+
+
+def _reasons(report: Report, dlq_command: str) -> list[Bar]:
+    found = reasons_of(report, dlq_command)
+    most = max((row.documents for row in found), default=1)
+    return [Bar(row.reason, count(row.documents), row.documents / most, "bad", row.command) for row in found]
+
+
+def _lanes(report: Report) -> list[Bar]:
+    most = max((one.cost_usd or 0.0 for one in report.cost_by_lane), default=0.0)
+    return [
+        Bar(
+            one_line(lane_name(one.lane)),
+            usd_or_unknown(one.cost_usd),
+            (one.cost_usd or 0.0) / most if most else 0.0,
+            more=(count(one.documents), count(one.prompt_tokens), count(one.completion_tokens)),
+        )
+        for one in report.cost_by_lane
+    ]
+
+
+def _latencies(course: Course) -> list[Bar]:
+    most = max((one.milliseconds for one in course.latencies), default=0)
+    return [
+        Bar(f"{one.percent} %", milliseconds(one.milliseconds), one.milliseconds / most if most else 0.0)
+        for one in course.latencies
+    ]
+
+
+def _stretches(course: Course) -> list[tuple[str, str, str]]:
+    """Some of them, the last among these."""
+    rows = course.stretches
+    each = max(1, len(rows) // PROGRESS_ROWS)
+    some = [*rows[each - 1 : -1 : each], *rows[-1:]]
+    return [(duration(one.seconds), count(one.succeeded), count(one.dead)) for one in some]
+
+
+def _effort(report: Report) -> list[Any]:
+    retried = retried_line(report.retried_by_reason)
+    return [
+        f"{count(report.calls)} calls, {count(report.retries)} retries, {count(report.rate_limited)} rate limited"
+        f"{asked_again(report.repairs, report.fallbacks)}",
+        f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out",
+        *batches_line(report.batches),
+        *reused_lines(report.deduplicated, report.cached),
+        *([] if retried is None else [retried]),
+        *twice_line(report),
+        *dict.fromkeys(map(made_with_line, report.made_with)),
+        *changes(report.rows_cut, report.tokens_saved),
+    ]
