@@ -14,7 +14,7 @@ from benchmarks.harness.report import Report, machine, show
 MODULES = {
     "a": "queues.feed", "b": "queues.queue_path", "n": "noop_path", "c": "http_path", "d": "queues.redis_bytes",
     "e": "parts.memory", "q": "pace", "m": "parts.embed", "f": "parts.flower", "t": "parts.tracing",
-    "r": "queues.redis_steps", "g": "growth", "h": "parts.http_clients", "u": "reuse",
+    "r": "queues.redis_steps", "g": "growth", "h": "parts.http_clients", "u": "reuse", "p": "parts.plan",
 }  # fmt: skip
 EXPLAINED = {
     "a": "feed rate", "b": "queue path against stock Celery", "n": "queue path with both stores, no-op lane",
@@ -22,7 +22,8 @@ EXPLAINED = {
     "m": "embed lane beside fixed batches and an offline run", "f": "Flower attached and detached",
     "t": "tracing off, of one item in a hundred, and of all", "r": "what Redis spends on each step of an item",
     "g": "what grows with a job",
-    "h": "HTTP clients alone", "u": "equal requests: looked for, fanned out, and taken from the cache",
+    "h": "HTTP clients alone", "p": "plan and --dry-run beside the run itself",
+    "u": "equal requests: looked for, fanned out, and taken from the cache",
 }  # fmt: skip
 
 

@@ -30,6 +30,10 @@ ESTIMATE: Final = _examples(
     'penstock estimate tickets.jsonl --prompt "Summarise: {text}" --model gpt-5-mini --param max_tokens=200 --rpm 5000',
     "penstock estimate night.yaml --json",
 )
+PLAN: Final = _examples(
+    "penstock plan --documents 100M --within 24h --tokens-in 400 --tokens-out 100 --model gpt-5-mini --rpm 30000",
+    'penstock plan tickets.jsonl --within 8h --prompt "Say: {text}" --model gpt-5-mini --from-job trial --state trial/.penstock',
+)
 STATUS: Final = _examples("penstock status tickets --watch", "penstock status tickets --state results/.penstock --json")
 JOBS: Final = _examples("penstock jobs --limit 10")
 REPORT: Final = _examples("penstock report tickets --json")

@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, Command] = {
     "submit": Command(JOBS, "penstock_cli.commands.submit:submit", examples.SUBMIT),
     "preview": Command(JOBS, "penstock_cli.commands.preview:preview", examples.PREVIEW),
     "estimate": Command(JOBS, "penstock_cli.commands.estimate:estimate", examples.ESTIMATE),
+    "plan": Command(JOBS, "penstock_cli.commands.plan:plan", examples.PLAN),
     "status": Command(JOBS, "penstock_cli.commands.jobs:status", examples.STATUS),
     "jobs": Command(JOBS, "penstock_cli.commands.jobs:list_jobs", examples.JOBS),
     "report": Command(JOBS, "penstock_cli.commands.results:report", examples.REPORT),

@@ -28,6 +28,7 @@ __all__ = [
     "PaidBeside",
     "Result",
     "Shard",
+    "Spent",
     "TakenFiles",
 ]
 
@@ -227,6 +228,20 @@ class Counts:
     )  # of the prompts and completions that they took
     answered_twice: int = 0  # documents that were paid for again: both answers are in calls, tokens and cost
     twice_microusd: int = 0  # of it: what the answers cost that came second
+
+
+class Spent(NamedTuple):
+    """What one document took, without what came of it."""
+
+    doc_id: str
+    latency_ms: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_microusd: int
+    calls: int
+    answer_bytes: int
+    created_at: float  # Unix seconds; when its outcome was stored
+    is_dead: bool
 
 
 class LaneCounts(NamedTuple):

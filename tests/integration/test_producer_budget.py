@@ -115,12 +115,12 @@ def test_a_job_that_would_cost_more_than_its_budget_is_told_or_refused(
 ) -> None:
     """From its first documents, before anything is spent: a warning, or nothing is accepted, as the job asks."""
     path = tmp_path / "in.jsonl"
-    path.write_text("".join(f'{{"id": {number}, "text": "{"x" * 400}"}}\n' for number in range(2_000)))
-    spec = SPEC | {"params": {"max_tokens": 100}}  # about 2,000 x (120 + 100) tokens
+    path.write_text("".join(f'{{"id": {number}, "text": "{"word " * 80}"}}\n' for number in range(2_000)))
+    spec = SPEC | {"params": {"max_tokens": 100}}  # about 2,000 x (90 + 100) tokens
     priced = {"default": ProviderFacts(usd_per_mtok_in=10, usd_per_mtok_out=10)}
     with Producer(ProducerSettings(database_url=url, providers=priced)) as producer:
         with pytest.raises(
-            SpecError, match=r"/budget_usd: the job may cost about 4\.\d USD.*its budget is 2 USD"
+            SpecError, match=r"/budget_usd: the job may cost about 3\.\d USD.*its budget is 2 USD"
         ) as refused:
             producer.submit(path, spec | {"over_budget": "refuse"}, job_key="j")
         assert refused.value.problems[0].code == "budget_below_estimate"

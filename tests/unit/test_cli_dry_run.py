@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
 from penstock_cli.run.dry_run import estimate
-from penstock_producer.accepting.estimates import Estimate
+from penstock_producer.accepting.estimates import Estimate, Measure
 from penstock_producer.sources import Document
 
 RUN = [
@@ -35,7 +35,8 @@ def test_an_estimate_is_scaled_to_all_documents() -> None:
     """Tokens are those of the documents measured, times how many more there are (D14)."""
     measured = [document(max_tokens=10, text="x" * 372), document(max_tokens=30, text="x" * 372)]
     assert [len(one.body) for one in measured] == [402, 402]
-    assert estimate(measured, 200) == Estimate(20_100, 4_000, capped=True)
+    (one,) = {Measure.taken([document.body]).of(1).tokens_in for document in measured}
+    assert estimate(measured, 200) == Estimate(200 * one, 4_000, capped=True)
     assert not estimate([*measured, document(text="open end")], 3).capped
     assert estimate([], 0) == Estimate(0, 0, capped=True)
 

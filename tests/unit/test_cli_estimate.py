@@ -40,7 +40,7 @@ def test_an_estimate_is_a_table_for_people(source: Path) -> None:
     """With where the price comes from, and what tokens are measured by."""
     told = CliRunner().invoke(command_line(), ["estimate", str(source), *PROMPT]).output
     assert "holds 1,000 documents" in told
-    assert "4 characters per token" in told
+    assert "by characters, calibrated by script" in told
     assert "prices: $0.2500 in, $2.00 out per million tokens, as https://" in told
     assert "batch" in told
     assert "no call was made" in told

@@ -136,7 +136,7 @@ def test_a_budget_is_shown_in_requests(folder: Path, monkeypatch: pytest.MonkeyP
     done = CliRunner().invoke(command_line(), typed)
     assert (done.exit_code, done.exception) == (0, None), done.output
     assert re.search(
-        r"they cost about \$0\.06\d*; the budget of \$2\.00 pays for about 9\d requests like them", done.output
+        r"they cost about \$0\.03\d*; the budget of \$2\.00 pays for about 19\d requests like them", done.output
     )
 
 

@@ -38,6 +38,15 @@ def test_batches_cost_half_where_the_discount_is_known() -> None:
     assert packs("batch")
 
 
+def test_enqueued_tokens_make_rounds_of_the_batch_lane() -> None:
+    """Two million tokens where the account may have 600,000 at once: four windows, one after the other."""
+    rows = {row.lane: row for row in beside(GUESS, 10, SPEC, ProviderSettings(batch_enqueued_tokens=600_000))}
+    assert rows["batch"].seconds == 4 * 86_400
+    assert "600,000 tokens in batches at once: 4 rounds" in rows["batch"].bound
+    roomy = {row.lane: row for row in beside(GUESS, 10, SPEC, ProviderSettings(batch_enqueued_tokens=10**9))}
+    assert roomy["batch"].seconds == 86_400
+
+
 def test_lanes_with_a_model_of_their_own_say_how_they_are_measured() -> None:
     """No figure is made up; and the lane for vectors is no choice for a chat."""
     rows = {row.lane: row for row in beside(GUESS, 10, SPEC, ProviderSettings())}

@@ -30,6 +30,7 @@ def preview(
     Exit status: 0 all rows are usable, 2 a row, an option or the source is not.
     """
     from penstock_cli.errors import EXIT_OK
+    from penstock_cli.job.counting import for_a_look, meter
     from penstock_cli.job.jobspec import job_spec
     from penstock_cli.run.preview import looked_at, outcomes_looked_at, show, show_json
     from penstock_ledger.errors import EXIT_USAGE
@@ -37,10 +38,14 @@ def preview(
 
     given = given.for_api(given.of_run("api", api))
     outcomes = given.outcomes(from_job, where)
-    spec = job_spec(given)
+    looked, tokenizer = for_a_look(given)
+    spec = job_spec(looked)
+    counts = meter(spec, tokenizer)
     try:
         found = (
-            looked_at(given.source, spec, rows) if outcomes is None else outcomes_looked_at(outcomes, spec, rows, state)
+            looked_at(given.source, spec, rows, counts)
+            if outcomes is None
+            else outcomes_looked_at(outcomes, spec, rows, state, counts)
         )
     except SpecError as error:
         raise given.refusal(error) from error

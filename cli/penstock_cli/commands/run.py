@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from penstock_cli.job import options
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import ProviderFlags, RunFlags
+
+if TYPE_CHECKING:
+    from penstock_cli.run.request import RunRequest
 
 
 @takes_job_flags
@@ -44,7 +49,7 @@ def run(
     Exit status: 0 all succeeded, 3 finished with dead letters,
     2 bad usage or input, 1 failed, 130 interrupted.
     """
-    from penstock_cli.errors import UsageProblem
+    from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_OK, UsageProblem
     from penstock_cli.processes.standby import Standby
     from penstock_cli.run.request import request_of, standby_lane
 
@@ -61,9 +66,27 @@ def run(
     if dry_run:
         from penstock_cli.run.local import dry_run as show
 
-        raise typer.Exit(show(request))
+        status = show(request)
+        _tell_sample(request)
+        raise typer.Exit(status)
     lane = standby_lane(given.lanes)
     with Standby(lane) as standby:  # first of all: its imports take as long as all of this command's
         from penstock_cli.run.local import run_local
 
-        raise typer.Exit(run_local(request, standby))
+        status = run_local(request, standby)
+    if sample is not None and status in (EXIT_OK, EXIT_DEAD_LETTERS):
+        _tell_sample(request)
+    raise typer.Exit(status)
+
+
+def _tell_sample(request: RunRequest) -> None:
+    """What a sample of this job, if one was run, says of all of it."""
+    from penstock_cli.plan.extrapolated import sample_says
+    from penstock_cli.run.check import understood
+    from penstock_cli.show.terminal import console
+
+    if not request.state.expanduser().joinpath("penstock.db").is_file():
+        return
+    spec, (settings, *_) = understood(request)
+    for line in sample_says(request.state, request.job_key, spec, settings, request.workers, request.concurrency):
+        console().print(line, soft_wrap=True, markup=False)

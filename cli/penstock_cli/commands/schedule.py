@@ -143,11 +143,12 @@ def _trouble(source: str, spec: JobSpec) -> str | None:
     """What the job would fail with if this were its time. The source may be another one by then, so nothing is refused."""
     from penstock_cli.run.preview import looked_at
     from penstock_ledger.errors import PenstockError
+    from penstock_producer.accepting.token_meter import TokenMeter
 
     if "://" in source or source.startswith(BY_VARIABLE):
         return None  # the control processes may have rights and addresses that this machine has not
     try:
-        found = looked_at(source, spec, 1)
+        found = looked_at(source, spec, 1, TokenMeter())
     except PenstockError as error:
         return str(error)
     if not found.rows:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock_producer.accepting.survey import Survey
+    from penstock_producer.accepting.token_meter import TokenMeter
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.sources import Document
     from penstock_workers.settings import ProviderSettings
@@ -25,9 +26,9 @@ SHOWN = 3  # requests and unusable rows
 SHOWN_CHARS = 2_000  # of one request
 
 
-def estimate(documents: Sequence[Document], total: int) -> Estimate:
+def estimate(documents: Sequence[Document], total: int, meter: TokenMeter | None = None) -> Estimate:
     """``documents`` are the first ones of ``total``."""
-    return Measure.taken(document.body for document in documents).of(total)
+    return Measure.taken((document.body for document in documents), meter).of(total)
 
 
 def show(
@@ -83,7 +84,7 @@ def _feeders(found: Survey, spec: JobSpec) -> list[str]:
 
 def _lines(guess: Estimate, spec: JobSpec, provider: ProviderSettings | None) -> list[str]:
     out = "at most" if guess.capped else "very roughly (no max_tokens is set)"
-    tokens = f"tokens: about {count(guess.tokens_in)} in, {out} {count(guess.tokens_out)} out"
+    tokens = f"tokens: about {count(guess.tokens_in)} in (by {safe(guess.by)}), {out} {count(guess.tokens_out)} out"
     if provider is None:
         return [tokens]
     prices = provider.prices_of(spec.model)
@@ -103,7 +104,7 @@ def _unknown(spec: JobSpec) -> str:
     return f"unknown, since no price of {safe(spec.model)} is known here; give --usd-per-mtok-in and --usd-per-mtok-out"
 
 
-def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings | None) -> None:
+def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings | None, meter: TokenMeter) -> None:
     """Raises what checking a source raises: SourceError, TooManyBadRows, SettingsError."""
     from penstock_producer.accepting.survey import survey
     from penstock_producer.settings import ProducerSettings
@@ -111,7 +112,7 @@ def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings
 
     settings = ProducerSettings.load()
     with console.status(f"reading {safe(source)} …"):
-        found = survey(open_source(source, spec, settings), spec)
+        found = survey(open_source(source, spec, settings), spec, meter=meter)
         rows = open_source(source, spec, settings).documents({})
         documents = list(itertools.islice((row for row in rows if isinstance(row, Document)), SHOWN))
     show(console, found, documents, spec, uri=source, provider=provider)

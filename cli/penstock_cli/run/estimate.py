@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.job.jobspec import job_spec, with_provider
 from penstock_cli.run.lane_chosen import choice_lines
 from penstock_cli.run.lanes_beside import LaneGuess, beside, table
 from penstock_cli.show.prices import known_from, per_million
 from penstock_cli.show.text import count, counted, safe
-from penstock_producer.accepting.estimates import CHARS_PER_TOKEN, Estimate
+from penstock_producer.accepting.estimates import Estimate
 
 if TYPE_CHECKING:
     from penstock_cli.job.given import GivenJob
     from penstock_cli.job.options import ProviderFlags
     from penstock_producer.prices.token_prices import ModelPrices
-
-MEASURED_BY = f"{CHARS_PER_TOKEN:g} characters per token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,12 @@ def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
     from penstock_producer.sources import open_source
     from penstock_workers.settings import WorkerSettings
 
+    given, tokenizer = for_a_look(given)
     spec = job_spec(given)
     settings = with_provider(WorkerSettings.load(lane=spec.first_lane), spec.provider, flags, needs_key=False)
     provider = settings.provider(spec.provider)
     try:
-        found = survey(open_source(given.source, spec, ProducerSettings.load()), spec)
+        found = survey(open_source(given.source, spec, ProducerSettings.load()), spec, meter=meter(spec, tokenizer))
     except SpecError as error:
         raise given.refusal(error) from error
     usable = found.total - len(found.refused)
@@ -67,7 +67,7 @@ def show(found: Estimated) -> None:
     out = "at most" if guess.capped else "very roughly (no max_tokens is set)"
     console.print(f"{safe(found.source)} holds {counted(found.documents, 'document')}{bad}", soft_wrap=True)
     console.print(
-        f"tokens: about {count(guess.tokens_in)} in ({MEASURED_BY}), {out} {count(guess.tokens_out)} out",
+        f"tokens: about {count(guess.tokens_in)} in (by {safe(guess.by)}), {out} {count(guess.tokens_out)} out",
         soft_wrap=True,
     )
     if found.prices is not None:
@@ -84,7 +84,7 @@ def show_json(found: Estimated) -> None:
     shown = {
         "source": found.source, "documents": found.documents, "unusable": found.unusable,
         "tokens_in": found.guess.tokens_in, "tokens_out": found.guess.tokens_out, "tokens_out_capped": found.guess.capped,
-        "tokens_by": MEASURED_BY,
+        "tokens_by": found.guess.by,
         "prices": None if found.prices is None else found.prices.model_dump(mode="json", exclude_none=True),
         "lanes": [lane._asdict() for lane in found.lanes],
         "choice": found.choice,

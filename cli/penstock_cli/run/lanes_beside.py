@@ -33,7 +33,7 @@ class LaneGuess(NamedTuple):
 
 def beside(guess: Estimate, documents: int, spec: JobSpec, provider: ProviderSettings) -> list[LaneGuess]:
     """One row per lane that can answer the job's endpoint."""
-    return [_guess(lane, guess, documents, spec, provider) for lane in LANES if _can_answer(lane, spec)]
+    return [_guess(lane, guess, documents, spec, provider) for lane in LANES if can_answer(lane, spec)]
 
 
 def table(rows: Sequence[LaneGuess]) -> Table:
@@ -54,7 +54,7 @@ def table(rows: Sequence[LaneGuess]) -> Table:
     return shown
 
 
-def _can_answer(lane: str, spec: JobSpec) -> bool:
+def can_answer(lane: str, spec: JobSpec) -> bool:
     """A lane for one endpoint only is no choice for the jobs of others, nor is a model of one's own for another API."""
     facts = LANES[lane]
     if facts.has_own_model and spec.endpoint not in OPENAI | facts.endpoints:
@@ -69,8 +69,16 @@ def _guess(lane: str, guess: Estimate, documents: int, spec: JobSpec, provider: 
         )
     cost = guess.usd(provider.prices_of(spec.model), in_batch=packs(lane))
     if packs(lane):
-        return LaneGuess(lane, cost, BATCH_WINDOW_S, "the window of the provider's batches; most end sooner")
+        return LaneGuess(lane, cost, *_in_batches(guess, provider.batch_enqueued_tokens))
     return LaneGuess(lane, cost, *_in_real_time(guess, documents, provider))
+
+
+def _in_batches(guess: Estimate, at_once: int | None) -> tuple[float, str]:
+    """At most: one window of the provider after another, where the account may not have all tokens in batches at once."""
+    rounds = 1 if at_once is None else max(1, math.ceil(guess.tokens_in / at_once))
+    if at_once is None or rounds == 1:
+        return BATCH_WINDOW_S, "the window of the provider's batches; most end sooner"
+    return rounds * BATCH_WINDOW_S, f"{at_once:,} tokens in batches at once: {rounds:,} rounds, most of them sooner"
 
 
 def _in_real_time(guess: Estimate, documents: int, provider: ProviderSettings) -> tuple[float | None, str]:

@@ -6,12 +6,14 @@ Read ``run_local`` from top to bottom. Everything it starts is ended by the ``wi
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock_cli.commandline import this_command
 from penstock_cli.connect import Books
 from penstock_cli.disk import free_bytes, is_full, megabytes
 from penstock_cli.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, JobStopped
+from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.processes.standby import Standby
 from penstock_cli.run.accept import accepted, opened_ledger
 from penstock_cli.run.check import asks_a_provider, checked, sampled_request, understood
@@ -72,9 +74,10 @@ def dry_run(request: RunRequest) -> int:
     from penstock_cli.run import dry_run as shown
 
     with Interrupts():
-        spec, (settings, *_) = understood(request)
-        asks = asks_a_provider(spec)
-        shown.run(make_console(), request.source, spec, settings.provider(spec.provider) if asks else None)
+        given, tokenizer = for_a_look(request.given)
+        spec, (settings, *_) = understood(replace(request, given=given))
+        provider = settings.provider(spec.provider) if asks_a_provider(spec) else None
+        shown.run(make_console(), request.source, spec, provider, meter(spec, tokenizer))
     return EXIT_OK
 
 

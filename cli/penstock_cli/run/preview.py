@@ -19,6 +19,7 @@ from penstock_producer.accepting.estimates import Estimate
 
 if TYPE_CHECKING:
     from penstock_cli.job.given import FromJob
+    from penstock_producer.accepting.token_meter import TokenMeter
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.prices.token_prices import ModelPrices
     from penstock_producer.sources import Document, FileSource
@@ -40,23 +41,24 @@ class Looked:
     more: bool  # whether the source goes on after them
     tally: Tally  # what the options changed in these rows
     prices: ModelPrices | None  # of the job's model, as far as settings say; None = unknown
+    meter: TokenMeter  # what counts the tokens of these rows
 
     @property
     def rows(self) -> int:
         return len(self.documents) + len(self.problems)
 
 
-def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
+def looked_at(source: str, spec: JobSpec, shown: int, meter: TokenMeter) -> Looked:
     """Raises what reading a source raises: SourceError, SpecError, SettingsError."""
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import open_source
 
     settings = ProducerSettings.load()
     prices = settings.prices(spec.provider).prices_of(spec.model)
-    return _looked_into(source, open_source(source, spec, settings), prices, shown)
+    return _looked_into(source, open_source(source, spec, settings), prices, shown, meter)
 
 
-def outcomes_looked_at(outcomes: FromJob, spec: JobSpec, shown: int, state: Path | None) -> Looked:
+def outcomes_looked_at(outcomes: FromJob, spec: JobSpec, shown: int, state: Path | None, meter: TokenMeter) -> Looked:
     """The same over the outcomes of another job, in the configured database or that of a local run."""
     from penstock_cli.connect import books
     from penstock_producer import Producer
@@ -66,10 +68,10 @@ def outcomes_looked_at(outcomes: FromJob, spec: JobSpec, shown: int, state: Path
     with books(state) as ledger, Producer(settings, database=ledger.database) as producer:
         source = producer.outcomes_source(outcomes.job, spec, where=outcomes.where)
         prices = settings.prices(spec.provider).prices_of(spec.model)
-        return _looked_into(f"job {outcomes.job}", source, prices, shown)
+        return _looked_into(f"job {outcomes.job}", source, prices, shown, meter)
 
 
-def _looked_into(source: str, opened: FileSource, prices: ModelPrices | None, shown: int) -> Looked:
+def _looked_into(source: str, opened: FileSource, prices: ModelPrices | None, shown: int, meter: TokenMeter) -> Looked:
     from penstock_producer.sources import Document
     from penstock_producer.tally import Tally
 
@@ -92,14 +94,14 @@ def _looked_into(source: str, opened: FileSource, prices: ModelPrices | None, sh
         else:
             lines[row.doc_id] = row.line
             documents.append(row)
-    return Looked(source, documents, problems, more, tally, prices)
+    return Looked(source, documents, problems, more, tally, prices, meter)
 
 
 def show(found: Looked, spec: JobSpec, shown: int) -> None:
     """For people: each request with its line, its id and its tokens, then the problems."""
     for document in found.documents[:shown]:
         line = f"line {document.line} · " if document.line else ""
-        typer.echo(safe(f"{line}{document.doc_id} · {_tokens(estimate([document], 1))} · {spec.endpoint}"))
+        typer.echo(safe(f"{line}{document.doc_id} · {_tokens(estimate([document], 1, found.meter))} · {spec.endpoint}"))
         body = _MEDIA.sub(_shortened, json.dumps(json.loads(document.body), indent=2, ensure_ascii=False))
         typer.echo(safe(body if len(body) <= SHOWN_CHARS else f"{body[:SHOWN_CHARS]}… ({count(len(body))} characters)"))
     for problem in found.problems[:PROBLEMS_SHOWN]:
@@ -117,7 +119,7 @@ def show_json(found: Looked, spec: JobSpec, shown: int) -> None:
     """For programs: one object."""
     requests: list[dict[str, Any]] = []
     for document in found.documents[:shown]:
-        tokens = estimate([document], 1)
+        tokens = estimate([document], 1, found.meter)
         requests.append({
             "doc_id": document.doc_id, "line": document.line, "url": spec.endpoint, "body": json.loads(document.body),
             "tokens_in": tokens.tokens_in, "tokens_out": tokens.tokens_out, "tokens_out_capped": tokens.capped,
@@ -125,7 +127,7 @@ def show_json(found: Looked, spec: JobSpec, shown: int) -> None:
     typer.echo(
         json.dumps({
             "requests": requests, "problems": found.problems, "rows": found.rows, "more": found.more,
-            "rows_cut": found.tally.cut, "tokens_saved": saved_tokens(found.tally),
+            "tokens_by": found.meter.by, "rows_cut": found.tally.cut, "tokens_saved": saved_tokens(found.tally),
             "response_format": list(asked_form(spec, found.documents)),
         })
     )  # fmt: skip
@@ -148,8 +150,8 @@ def _summary(found: Looked, spec: JobSpec) -> Iterator[str]:
         f"{counted(len(found.problems), 'problem')}"
     )
     if found.documents:
-        guess = estimate(found.documents, len(found.documents))
-        yield f"together {_tokens(guess)} (4 characters per token); nothing was called"
+        guess = estimate(found.documents, len(found.documents), found.meter)
+        yield f"together {_tokens(guess)} (by {found.meter.by}); nothing was called"
         cost = guess.usd(found.prices)
         if spec.budget_usd is not None and cost:
             rows = count(int(spec.budget_usd / cost * len(found.documents)))

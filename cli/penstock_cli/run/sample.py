@@ -1,10 +1,13 @@
-"""`penstock run --sample N`: a job of its own over N documents, spread evenly over the source.
+"""`penstock run --sample N`: a job of its own over N documents, drawn at random from the source.
+
+The draw is seeded by source, options and N: the same command draws the same documents, and so goes on with them.
 
 Its results lie in OUT/sample-<digest>, where the digest names source, options and N: other options are another sample.
 The run of all documents, with the same options, takes its results over, so that they are not paid again.
 
 STATE/samples/<job key>.jsonl   the documents, as OpenAI Batch lines
-STATE/samples/<job key>.json    the options of the whole job, and where each document stands in the source
+STATE/samples/<job key>.json    the options of the whole job, where each document stands in the source, and the sizes of the
+                                requests: of each drawn one, and of all of them together
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock_cli.errors import UsageProblem
 from penstock_producer.job.options import SINK_FIELDS
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from penstock_cli.run.request import RunRequest
     from penstock_cli.state import StateFolder
     from penstock_ledger.model import Job, Result
+    from penstock_producer.accepting.survey import Survey
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import Document
@@ -63,19 +68,26 @@ def sampled(
 
     Raises UsageProblem for a source without documents, and what reading a source raises.
     """
-    documents, pin = _spread(request.source, spec, settings, number)
-    given = json.dumps([_options(spec), content_of(pin), number], sort_keys=True, default=str)
-    name = f"sample-{hashlib.sha256(given.encode()).hexdigest()[:8]}"
+    found = _surveyed(request.source, spec, settings)
+    given = json.dumps([_options(spec), content_of(found.pin), number], sort_keys=True, default=str)
+    digest = hashlib.sha256(given.encode()).hexdigest()
+    documents = _drawn(request.source, spec, settings, found, number, seed=digest)
+    name = f"sample-{digest[:8]}"
     key = f"{request.job_key}-{name}"
     place = state.root / _FOLDER
     place.mkdir(exist_ok=True, mode=0o700)
     source = place / f"{key}.jsonl"
     if not source.exists():  # resuming reads the very file
         source.write_bytes(b"".join(_line(document, spec) for document in documents))
-    positions = {document.doc_id: document.position for document in documents}
-    (place / f"{key}.json").write_text(
-        json.dumps({"job": request.job_key, "options": _options(spec), "positions": positions})
-    )
+    record = {
+        "job": request.job_key,
+        "options": _options(spec),
+        "positions": {document.doc_id: document.position for document in documents},
+        "sizes": {document.doc_id: len(document.body) for document in documents},
+        "documents": found.total - len(found.refused),
+        "size": found.size,
+    }
+    (place / f"{key}.json").write_text(json.dumps(record))
     return dataclasses.replace(
         request,
         out=f"{request.out.rstrip('/')}/{name}",
@@ -101,6 +113,25 @@ def take_over(ledger: Books, job: Job, state: StateFolder, source: str, spec: Jo
     if taken:
         ledger.outcomes.settle([_of(job, result) for result in taken.values()], [])
     return len(taken)
+
+
+class SampleRecord(NamedTuple):
+    """A sample that was drawn here."""
+
+    job_key: str
+    documents: int  # of the whole source
+    size: int  # bytes of all its requests
+    sizes: Mapping[str, int]  # of each drawn document
+
+
+def latest_record(state: Path, job_key: str, spec: JobSpec) -> SampleRecord | None:
+    """The newest sample of this job with these options; None where there is none that knows sizes."""
+    places = sorted((state / _FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in places:
+        record = json.loads(path.read_bytes())
+        if record["job"] == job_key and record["options"] == _options(spec) and "sizes" in record:
+            return SampleRecord(path.stem, record["documents"], record["size"], record["sizes"])
+    return None
 
 
 def _results(ledger: Books, path: Path, source: str, spec: JobSpec, positions: Mapping[str, str]) -> Iterator[Result]:
@@ -130,22 +161,29 @@ def _of(job: Job, result: Result) -> Result:
     return structs.replace(result, key=ItemKey(job.job_id, 1, result.key.doc_id))
 
 
-def _spread(
-    source: str, spec: JobSpec, settings: ProducerSettings, number: int
-) -> tuple[list[Document], dict[str, Any]]:
-    """``number`` documents at even distances, or all when there are fewer; and the pin of their source."""
+def _surveyed(source: str, spec: JobSpec, settings: ProducerSettings) -> Survey:
+    """Raises UsageProblem for a source without a usable document."""
     from penstock_producer.accepting.survey import survey
     from penstock_producer.sources import open_source
 
     found = survey(open_source(source, spec, settings), spec)
+    if found.total == len(found.refused):
+        raise UsageProblem(f"{source} holds no usable document to take a sample of")
+    return found
+
+
+def _drawn(
+    source: str, spec: JobSpec, settings: ProducerSettings, found: Survey, number: int, *, seed: str
+) -> list[Document]:
+    """``number`` documents, each as likely as the others, or all when there are fewer; in the order of the source."""
+    from penstock_producer.sources import open_source
+
     refused = {refusal.row.line for refusal in found.refused}
     usable = found.total - len(refused)
-    if usable == 0:
-        raise UsageProblem(f"{source} holds no usable document to take a sample of")
-    wanted = {index * usable // min(number, usable) for index in range(min(number, usable))}
+    wanted = frozenset(random.Random(seed).sample(range(usable), min(number, usable)))
     rows = (row for row in open_source(source, spec, settings).documents({}) if row.line not in refused)
     documents: Any = (row for index, row in enumerate(itertools.islice(rows, usable)) if index in wanted)
-    return list(documents), found.pin
+    return list(documents)
 
 
 def _options(spec: JobSpec) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from sqlalchemy import (
     tuple_,
 )
 
-from penstock_ledger.model import Counts, DeadLetter, ItemKey, LaneCounts, PaidBeside, Result
+from penstock_ledger.model import Counts, DeadLetter, ItemKey, LaneCounts, PaidBeside, Result, Spent
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import feeds, outcomes, paid_beside
 from penstock_ledger.stores.outcome_insert import KEYS_MAX, insert_outcomes, terminal_keys
@@ -187,6 +187,23 @@ class OutcomeStore:
         for key, body in self._paged(query, page, _key_and_body):
             if body.startswith(MAGIC):
                 yield key, unpack(body)
+
+    def spent(self, job_id: str, limit: int) -> list[Spent]:
+        """What the first ``limit`` documents took, by generation and document id; no bodies are read."""
+        took = (
+            outcomes.c.doc_id,
+            outcomes.c.latency_ms,
+            func.coalesce(outcomes.c.prompt_tokens, 0),
+            func.coalesce(outcomes.c.completion_tokens, 0),
+            outcomes.c.cost_microusd,
+            outcomes.c.calls,
+            func.coalesce(func.length(outcomes.c.body), 0),
+            outcomes.c.created_at,
+            _IS_DEAD,
+        )
+        query = select(*took).where(outcomes.c.job_id == job_id, _VISIBLE)
+        rows = self._rows(query.order_by(outcomes.c.generation, outcomes.c.doc_id).limit(limit))
+        return [Spent._make(row) for row in rows]
 
     def dead_letters(
         self,

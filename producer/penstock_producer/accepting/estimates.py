@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from penstock_producer.accepting.token_meter import MEDIA, TokenMeter
 from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
+from penstock_producer.prompts.script_tokens import CALIBRATED
 
 __all__ = ["CHARS_PER_TOKEN", "DEFAULT_OUTPUT_TOKENS", "MTOK", "Estimate", "Measure", "output_asked"]
 
-CHARS_PER_TOKEN: Final = 4.0  # as the rate limiter has it before it has learned; a test holds the two together
+CHARS_PER_TOKEN: Final = 4.0  # what budgets of batches and the rate limiter begin with; a test holds the two together
 DEFAULT_OUTPUT_TOKENS: Final = 256  # the same
 MEASURED: Final = 1_000  # documents that an estimate is taken from
 MEASURED_BYTES: Final = 64 * 1024 * 1024  # of them: large documents are alike sooner
 MTOK: Final = 1_000_000
 _OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
-_MEDIA: Final = re.compile(
-    rb'"(?:data:[\w/+.-]{1,60};base64,)?[A-Za-z0-9+/]{1000,}={0,2}"'
-)  # no text, and no tokens of one
 
 
 class Estimate(NamedTuple):
@@ -30,6 +28,7 @@ class Estimate(NamedTuple):
     tokens_in: int
     tokens_out: int
     capped: bool  # whether every request says how long its answer may be, so that ``tokens_out`` is the most
+    by: str = CALIBRATED  # what prompts were counted by, for people
 
     def usd(self, prices: ModelPrices | None, *, in_batch: bool = False) -> float | None:
         """None where the price is unknown. A long request is not known from the sum: all count as short ones."""
@@ -43,36 +42,41 @@ class Estimate(NamedTuple):
 class Measure:
     """Takes the measure of the first documents, and scales it to all."""
 
+    meter: TokenMeter = field(default_factory=TokenMeter)
     documents: int = 0
-    chars: int = 0  # bytes of requests without images and sounds
-    size: int = 0
+    size: int = 0  # bytes of their requests
+    tokens_in: float = 0.0
     tokens_out: int = 0
     capped: bool = True
+    only_text: bool = True  # no image or sound lies in a request
 
     @property
     def enough(self) -> bool:
         return self.documents >= MEASURED or self.size >= MEASURED_BYTES
 
     def add(self, body: bytes) -> None:
-        fields = orjson.loads(body)
-        most, choices = output_asked(fields), _choices(fields)
+        request = orjson.loads(body)
+        most, choices = output_asked(request), _choices(request)
         self.documents += 1
         self.size += len(body)
-        self.chars += len(body) - sum(len(found[0]) for found in _MEDIA.finditer(body))
+        self.tokens_in += self.meter.prompt(request)
         self.tokens_out += choices * (DEFAULT_OUTPUT_TOKENS if most is None else most)
         self.capped = self.capped and most is not None
+        self.only_text = self.only_text and MEDIA.search(body.decode("utf-8", "replace")) is None
 
-    def of(self, total: int) -> Estimate:
-        """For ``total`` documents like those."""
+    def of(self, total: int, size: int | None = None) -> Estimate:
+        """For ``total`` documents like those; prompts by the ``size`` of all requests, where that is known and all is text:
+        the first documents of a source that is sorted say little of the others."""
         if not self.documents:
-            return Estimate(0, 0, True)
+            return Estimate(0, 0, True, self.meter.by)
         share = total / self.documents
-        return Estimate(round(self.chars / CHARS_PER_TOKEN * share), round(self.tokens_out * share), self.capped)
+        prompts = share if size is None or not self.only_text else size / self.size
+        return Estimate(round(self.tokens_in * prompts), round(self.tokens_out * share), self.capped, self.meter.by)
 
     @classmethod
-    def taken(cls, bodies: Iterable[bytes]) -> Measure:
+    def taken(cls, bodies: Iterable[bytes], meter: TokenMeter | None = None) -> Measure:
         """Of all of them."""
-        measure = cls()
+        measure = cls(meter or TokenMeter())
         for body in bodies:
             measure.add(body)
         return measure

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock_producer.accepting.estimates import Estimate, Measure
+from penstock_producer.accepting.token_meter import TokenMeter, meter_of
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import PREPARED
@@ -61,8 +62,14 @@ class Surveyed(Protocol):
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]: ...
 
 
-def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | None = None) -> Survey:
-    """Read the whole source once, in flat memory. ``progress`` is called now and then with the number of rows read.
+def survey(
+    source: Surveyed,
+    spec: JobSpec,
+    progress: Callable[[int], None] | None = None,
+    meter: TokenMeter | None = None,
+) -> Survey:
+    """Read the whole source once, in flat memory. ``progress`` is called now and then with the number of rows read;
+    ``meter`` counts the tokens of its first documents, the job's own where none is given.
 
     Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there is no row at all,
     and whatever reading raises.
@@ -72,7 +79,7 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
     split_points = SplitPoints()
     total = size = 0
     next_point = 1
-    measure = Measure()
+    measure = Measure(meter or _meter(spec))
     with SeenIds() as ids:
         add = ids.add
         for row in source.documents({}):
@@ -100,8 +107,15 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
         bad.sort(key=lambda row: row.line)
         tally = source.tally
         prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
-        estimate = measure.of(total - len(bad))
+        estimate = measure.of(total - len(bad), size)
         return Survey(total, _named(bad, ids), source.pin() | prepared, estimate, size, split_points)
+
+
+def _meter(spec: JobSpec) -> TokenMeter:
+    try:
+        return meter_of(spec.model, spec.tokenizer)
+    except ValueError:
+        return TokenMeter()  # another machine has the job's tokenizer; reading the source says so where it matters
 
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:

@@ -19,7 +19,7 @@ RUN_OPTIONS: Final[Mapping[str, str]] = {
     "workers": f"Worker processes (default: {DEFAULT_WORKERS}; with a model in them: {DEFAULT_ENGINES}).",
     "concurrency": "Requests in flight per worker process.",
     "sample": (
-        "Only so many documents, spread over the source, as a job of its own in OUT/sample-…; "
+        "Only so many documents, drawn at random, as a job of its own in OUT/sample-…, and what it says of all; "
         "the run of all takes its results over."
     ),
     "no_progress": "Lines instead of a live panel.",

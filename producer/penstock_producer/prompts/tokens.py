@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from penstock_producer.errors import SourceUnavailable
 
-__all__ = ["Estimate", "TokenCounter", "counter_of", "in_words", "pinned"]
+__all__ = ["FILE", "Estimate", "TokenCounter", "counter_of", "encoder_of", "in_words", "pinned"]
 
 FILE: Final = "tokenizer.json"
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024  # the largest of today's have 40 MB
@@ -67,6 +68,9 @@ class ByTokenizer:
         spans = self._spans(text)
         return int(spans[-tokens - 1][1]) if len(spans) > tokens else 0
 
+    def count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def _spans(self, text: str) -> Any:
         """First character and the one behind the last, of each token."""
         return self._tokenizer.encode(text, add_special_tokens=False).offsets
@@ -97,8 +101,13 @@ def counter_of(tokenizer: str | None) -> TokenCounter:
         raise SourceUnavailable(f"the job's tokenizer cannot be used here: {error}") from error
 
 
+def encoder_of(place: str) -> Callable[[str], int]:
+    """Counts the tokens of a text, by a ``pinned`` file. Raises ValueError."""
+    return _loaded(place).count
+
+
 @lru_cache(maxsize=KEPT)
-def _loaded(place: str) -> TokenCounter:
+def _loaded(place: str) -> ByTokenizer:
     """Raises ValueError."""
     path, _, digest = place.partition(PIN)
     data = _read(Path(path))

@@ -1,0 +1,130 @@
+"""What a sample that was run says of the whole job: tokens, cost and time, each with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock_cli.plan.lanes import LanePlan, lane_plans
+from penstock_cli.plan.measured_job import LOOKED_AT, MeasuredJob, measured_job
+from penstock_cli.plan.picture import Asked, Picture, most_of
+from penstock_cli.run.sample import SampleRecord, latest_record
+from penstock_cli.show.text import count, counted, duration, safe, usd
+from penstock_producer.job.lanes import has_own_model
+from penstock_producer.planning.intervals import CONFIDENCE, Interval, extrapolated, share_of_largest
+
+if TYPE_CHECKING:
+    from penstock_ledger.model import Spent
+    from penstock_producer.job.spec import JobSpec
+    from penstock_workers.settings import WorkerSettings
+
+FEW: Final = 30  # documents: an interval from fewer is itself a guess
+HEAVY: Final = 0.1  # of the cost in a hundredth of the documents: the interval may miss what is rarer still
+
+
+def sample_says(
+    state: Path, job_key: str, spec: JobSpec, settings: WorkerSettings, workers: int, concurrency: int | None
+) -> list[str]:
+    """Lines for people; none where no sample with these options was run to an answer."""
+    from penstock_cli.connect import books
+    from penstock_cli.errors import UsageProblem
+    from penstock_ledger import JobNotFound
+
+    record = latest_record(state, job_key, spec)
+    if record is None:
+        return []
+    try:
+        with books(state) as ledger:
+            some = ledger.outcomes.spent(ledger.jobs.get(record.job_key).job_id, LOOKED_AT)
+        job = replace(measured_job(record.job_key, state, 1), spec=spec)  # the sample's own is of lines that say it all
+    except (JobNotFound, UsageProblem):
+        return []
+    asked = Asked(workers=workers, concurrency=concurrency, job=record.job_key, state=state)
+    return list(_lines(record, some, job, settings, asked))
+
+
+def _lines(
+    record: SampleRecord, some: Sequence[Spent], job: MeasuredJob, settings: WorkerSettings, asked: Asked
+) -> Iterator[str]:
+    sampled = [one for one in some if one.doc_id in record.sizes]
+    measured = {
+        "in": [float(one.prompt_tokens) for one in sampled],
+        "out": [float(one.completion_tokens) for one in sampled],
+        "cost": [one.cost_microusd / 1e6 for one in sampled],
+    }
+    sizes = [float(record.sizes[one.doc_id]) for one in sampled]
+    sums = extrapolated(sizes, measured, record.documents, record.size)
+    if not sums:
+        return
+    yield (
+        f"all {counted(record.documents, 'document')}, as a random sample of {count(len(sampled))} has them, with "
+        f"{CONFIDENCE:.0%} intervals:"
+    )
+    yield f"  tokens in   {_counts(sums['in'])}"
+    yield f"  tokens out  {_counts(sums['out'])}"
+    plans = [_planned(record, job, settings, asked, sums, place) for place in range(3)]
+    yield f"  cost        {_costs(job, sums['cost'], plans)}"
+    yield f"  time        {_times(plans)}"
+    if len(sampled) < FEW:
+        yield f"  from so few documents an interval is itself a guess; --sample {FEW * 4} says more"
+    of_largest = share_of_largest(measured["cost"] if job.cost_usd is not None else measured["out"])
+    if len(sampled) >= FEW and of_largest > HEAVY:
+        yield (
+            f"  the largest hundredth of the sample makes {of_largest:.0%} of the sum: documents that are rarer and larger still "
+            "may lie outside of the sample, and the sum above the interval"
+        )
+
+
+def _counts(found: Interval) -> str:
+    return f"about {count(round(found.middle))} ({count(round(found.low))} to {count(round(found.high))})"
+
+
+def _costs(job: MeasuredJob, found: Interval, plans: Sequence[LanePlan]) -> str:
+    """Of lanes that host a model by the time that they compute: a sample's own time has the start and the end in it."""
+    if has_own_model(job.lane):
+        known = [plan.cost_usd for plan in plans if plan.cost_usd is not None]
+        found = Interval(min(known), plans[1].cost_usd or 0.0, max(known)) if known else found
+    elif job.cost_usd is None:
+        known = []
+    else:
+        known = [found.middle]
+    if not known:
+        return "unknown, as a price is missing"
+    return f"about {usd(found.middle)} ({usd(found.low)} to {usd(found.high)})"
+
+
+def _times(plans: Sequence[LanePlan]) -> str:
+    seconds = [plan.planned.seconds for plan in plans if plan.planned is not None]
+    middle = plans[1].planned
+    if middle is None:
+        return f"unknown: {safe(plans[1].why)}"
+    return f"about {duration(middle.seconds)} ({duration(min(seconds))} to {duration(max(seconds))}), bounded by {middle.binding}"
+
+
+def _planned(
+    record: SampleRecord,
+    job: MeasuredJob,
+    settings: WorkerSettings,
+    asked: Asked,
+    sums: dict[str, Interval],
+    place: int,
+) -> LanePlan:
+    """Played with the tokens of one end of the intervals, or of their middle."""
+    share_in, share_out = (sums[name][place] / record.documents for name in ("in", "out"))
+    pace = _slower(job, (sums["in"][place] + sums["out"][place]) / max(1.0, sums["in"].middle + sums["out"].middle))
+    (plan,) = lane_plans(_picture(record, pace, share_in, share_out), settings, asked, [job.lane])
+    return plan
+
+
+def _slower(job: MeasuredJob, share: float) -> MeasuredJob:
+    """An engine takes longer for more tokens."""
+    return job if job.per_second is None else replace(job, per_second=job.per_second / max(0.01, share))
+
+
+def _picture(record: SampleRecord, job: MeasuredJob, tokens_in: float, tokens_out: float) -> Picture:
+    return Picture(
+        job.spec, record.documents, tokens_in, tokens_out, most_of(job.spec), record.size / max(1, record.documents),
+        job.answer_bytes, job.latencies_s, job.again, job, (),
+    )  # fmt: skip

@@ -1,0 +1,138 @@
+"""`penstock plan`: what a fleet needs, from a source, from figures as typed, or from a job that was run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock_cli.errors import UsageProblem
+from penstock_cli.main import command_line
+from penstock_cli.plan.picture import documents_of
+from penstock_ledger import JobStore, OutcomeStore, open_database
+from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Result
+from penstock_producer.job.spec import JobSpec
+
+TYPED = ["plan", "--tokens-in", "400", "--tokens-out", "100", "--model", "gpt-5-mini"]
+
+
+def planned(*typed: str) -> dict[str, dict[str, object]]:
+    """What it says of each lane, and of the job itself under ``""``."""
+    done = CliRunner().invoke(command_line(), [*typed, "--json"])
+    assert (done.exit_code, done.exception) == (0, None), done.output
+    shown = json.loads(done.output)
+    return {lane["lane"]: lane for lane in shown["lanes"]} | {"": shown}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return tmp_path
+
+
+def test_a_plan_needs_no_source(folder: Path) -> None:
+    """A hundred million in a day with a limit that takes two: the limit is named, and what it would have to be."""
+    lanes = planned(*TYPED, "--documents", "100M", "--within", "24h", "--rpm", "30000", "--latency", "2s")
+    api = lanes["api"]
+    assert api["cost_usd"] == pytest.approx(100e6 * (400 * 0.25 + 100 * 2) / 1e6)
+    assert lanes["batch"]["cost_usd"] == pytest.approx(100e6 * (400 * 0.25 + 100 * 2) / 2e6)
+    plan = api["planned"]
+    assert isinstance(plan, dict)
+    assert (plan["binding"], plan["in_time"]) == ("30,000 requests a minute", False)
+    assert plan["seconds"] > 2 * 86_400
+    assert plan["quota_needed"]["requests"] > 100e6 / 1440
+    assert lanes["gpu"]["planned"] is None
+    assert "--sample 100" in str(lanes["gpu"]["why"])
+    assert list(folder.iterdir()) == []
+
+
+def test_every_assumption_has_its_source() -> None:
+    """For people: what was typed, what was assumed, and what was measured on which day."""
+    shown = CliRunner().invoke(command_line(), [*TYPED, "--documents", "1k", "--rpm", "600"]).output
+    assert "prompt tokens: 400 a document (as typed)" in shown
+    assert "assumed: 0.5 s and 50 tokens a second; --latency or --from-job say better" in shown
+    assert "measured on 2026-" in shown
+    assert "to go faster:" in shown
+    assert "no call was made" in shown
+
+
+def test_a_source_is_read_for_its_tokens(folder: Path) -> None:
+    """Its documents, its prompts and the longest answers that its requests allow."""
+    rows = (json.dumps({"id": str(number), "text": "word " * 100}) for number in range(200))
+    (folder / "docs.jsonl").write_text("\n".join(rows))
+    lanes = planned(
+        "plan", "docs.jsonl", "--prompt", "{text}", "--model", "m", "--param", "max_tokens=50", "--lane", "api"
+    )
+    assert set(lanes) == {"", "api"}
+    assert (lanes[""]["documents"], lanes[""]["tokens_out"]) == (200, 50)
+    assert lanes[""]["tokens_in"] == pytest.approx(105, abs=10)
+
+
+def job_in(state: Path, spec: JobSpec, seconds: float = 2.0) -> None:
+    """A hundred documents, of which a tenth took two calls and two are dead, over ten seconds."""
+    state.mkdir()
+    database = open_database(f"sqlite:///{state}/penstock.db")
+    database.migrate()
+    JobStore(database).create(NewJob("j1", "trial", spec.to_json(), {"kind": "file", "uri": "docs.jsonl"}, "d", 100))
+    keys = [ItemKey("j1", 1, f"d{number:03}") for number in range(100)]
+    results = [
+        Result(
+            keys[number], 200, b'{"a": 1}', None, "m", "stop", 300, 40, 500, round(seconds * 1000), 1, 1 + (number < 10)
+        )
+        for number in range(98)
+    ]
+    letters = [DeadLetter(keys[number], "http_400", 1, 1, "bad", 400, b"{}", None) for number in (98, 99)]
+    OutcomeStore(database).settle(results, letters)
+    database.close()
+
+
+def test_an_earlier_job_gives_its_figures(folder: Path) -> None:
+    """Its tokens, latencies, calls again and what a document cost, for more of the same."""
+    job_in(folder / "state", JobSpec(prompt="{text}", model="m"))
+    asked = ["--documents", "10k", "--workers", "1", "--concurrency", "100"]
+    lanes = planned("plan", "--from-job", "trial", "--state", "state", *asked)
+    assert (lanes[""]["tokens_in"], lanes[""]["tokens_out"]) == (300, 40)
+    assert lanes["api"]["cost_usd"] == pytest.approx(10_000 * 490e-6)
+    plan = lanes["api"]["planned"]
+    assert isinstance(plan, dict)
+    assert plan["binding"] == "slots"
+    again = 10 / 108
+    assert plan["phases"]["calls"] == pytest.approx(10_000 / (1 - again) * 2 / 100, rel=0.1)
+
+
+def test_a_job_without_an_answer_measures_nothing(folder: Path) -> None:
+    """It is refused by name, and so is one that there is not."""
+    (folder / "state").mkdir()
+    database = open_database(f"sqlite:///{folder}/state/penstock.db")
+    database.migrate()
+    spec = JobSpec(prompt="{text}", model="m").to_json()
+    JobStore(database).create(NewJob("j1", "empty", spec, {"kind": "file", "uri": "x"}, "d", 1))
+    database.close()
+    done = CliRunner().invoke(command_line(), ["plan", "--from-job", "empty", "--state", "state"])
+    assert "it has no answered document" in str(done.exception)
+
+
+def test_documents_are_typed_as_people_write_them() -> None:
+    """With a letter for the size; what is no number, none or beyond all is refused."""
+    assert [documents_of(text) for text in ("7", "1.5k", "100M", "2G", "1,000")] == [7, 1_500, 10**8, 2 * 10**9, 1_000]
+    for text in ("", "M", "many", "0", "-5", "nan", "inf", "1e30"):
+        with pytest.raises(UsageProblem, match="--documents"):
+            documents_of(text)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["plan", "--model", "m"], "say how many documents"),
+        (["plan", "--documents", "10", "--model", "m"], "--tokens-in N --tokens-out N"),
+        (["plan", "--documents", "10", "--within", "soon"], "--within 'soon'"),
+        (["plan", "--documents", "10", "--tokens-in", "1e12"], "--tokens-in 1e+12 is refused"),
+    ],
+)
+def test_what_is_missing_is_named(typed: list[str], words: str) -> None:
+    """With what to type."""
+    done = CliRunner().invoke(command_line(), typed)
+    assert words in str(done.exception)
