@@ -50,7 +50,7 @@ def test_each_model_is_noted_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_server_that_names_another_model_each_time_is_bounded() -> None:
-    """Some models of a job have entries of their own, all further ones are one entry; so many jobs are remembered, and no more."""
+    """Some models of a job have entries of their own, all further ones are one entry; so many jobs are remembered."""
     store = Notes()
     notes = MadeWithNotes(cast(Provenance, store), "", 0.0)
     for number in range(3 * MODELS):
