@@ -45,8 +45,8 @@ INTERNAL_SURFACE = {
         "job.lanes", "job.model_schema", "job.options", "job.repeats", "job.run_options", "job.sinks", "job.spec",
         "jobfile", "outputs", "parts.growing", "pins", "planning.batches", "planning.figures", "planning.flow",
         "planning.intervals", "planning.sizing", "prices.spent_budget", "prices.token_prices", "refusals", "rows",
-        "schedules.due", "schedules.events", "schedules.marks", "schedules.timetable", "settings", "source_names", "sources", "sources.blobs.s3",
-        "sources.of_feed", "sources.overrides", "storage",
+        "schedules.due", "schedules.events", "schedules.marks", "schedules.timetable", "settings", "source_names", "sources",
+        "sources.blobs.s3", "sources.of_feed", "sources.overrides", "storage",
         "tables.columns", "tables.csv_form", "tables.database", "tables.growing_file", "tables.reading", "tables.write", "tally",
     },
     "penstock_workers": {

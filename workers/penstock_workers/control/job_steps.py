@@ -34,6 +34,7 @@ from penstock_workers.control.feeds.feed_windows import FeedWindows
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.job.accounts import Accounts
 from penstock_workers.control.job.balance import Balance
 from penstock_workers.control.job.bucket_parts import BucketParts
 from penstock_workers.control.job.cancel import Cancelling
@@ -89,7 +90,7 @@ class JobSteps:
         self._sinks = JobSinks(
             (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)), outputs_written
         )
-        self._limits = JobLimits(outcomes, hot, states)
+        self._limits = JobLimits(outcomes, hot, states, Accounts(hot.budgets, batches))
         failpoints = Failpoints.parse(settings.failpoints)
         self._feeding = Feeding(database, self._windows, self._limits, self._specs, counters, failpoints)
         moves = LaneMoves(database)
@@ -135,7 +136,8 @@ class JobSteps:
             self._hot.set_job_state(job.job_id, job.state)
             self._hot.set_job_lane(job)
         if job.state is JobState.PAUSED:
-            self._resumes.resume_when_over(job)
+            if not self._limits.go_on_if_done(job):
+                self._resumes.resume_when_over(job)
             return
         here = self._led_by_control(job, live.feeds)
         for feed in live.feeds if len(here) < len(live.feeds) else ():
@@ -148,13 +150,14 @@ class JobSteps:
             self._cancelling.step(job, self._queue(job), led, [part for parts in shards.values() for part in parts])
             return
         spec, under_way = self._specs.of(job), sum(seen.outstanding)
-        if self._limits.stop(job, spec, under_way) or self._lanes.look(job, spec, under_way):
+        if self._limits.stop(job, spec, seen) or self._lanes.look(job, spec, under_way):
             return
         if not (led or any(shards.values()) or packs(job.lane)):
             return
         if job.moves and not self._has_left(job, under_way):
             return
-        self._unpark(job, seen)
+        if seen.parked and self._limits.may_unpark(job):
+            self._unpark(job, seen)
         for feed in live.feeds:
             for shard, part in self._feeding.parts(job, feed, shards.get(feed.feed.generation, ())):
                 with self._faults_of(job, shard):
