@@ -244,6 +244,7 @@ class Played:
 
 def run(house: House, played: Played) -> None:
     """Until none of them runs and no call is under way."""
+    running: list[str] = []
     for _ in range(300):
         played.turn()
         live = [job for job, _ in LiveJobs(house.database).look()]

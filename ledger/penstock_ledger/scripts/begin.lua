@@ -21,8 +21,7 @@ redis.call('PERSIST', KEYS[1])
 
 local VERDICTS, GO, DONE, ELSEWHERE = {paused = 2, cancelled = 3}, 0, 1, 6
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
-local unknown = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4
-local answer = {}
+local unknown, answer = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4, {}
 
 local function is_finished(scope, bucket, field, doc)
   return redis.call('HEXISTS', scope .. ':done:' .. bucket, field and ARGV[field] or doc) == 1

@@ -39,7 +39,7 @@ class TriedBefore(TypedDict, total=False):
 
 Tried = Mapping[str, TriedBefore]  # by document id
 NEVER_TRIED: Final = TriedBefore()
-NONE_TRIED: Final[Tried] = {}
+UNTRIED: Final[Tried] = {}
 
 
 class FeedStores(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock_ledger import Publish, PublishReport, buckets_for
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
-from penstock_producer.feed.feed_step import NEVER_TRIED, NONE_TRIED, FeedStep, FeedStores, Tried
+from penstock_producer.feed.feed_step import NEVER_TRIED, UNTRIED, FeedStep, FeedStores, Tried
 from penstock_producer.feed.prefix_order import in_prefix_order
 from penstock_producer.feed.routes import Routes
 from penstock_producer.feed.tracing import SendSpans
@@ -58,7 +58,7 @@ class Feeder:
         self._rows: Iterator[Document | BadRow] | None = None
         self._ahead: Document | BadRow | None = None  # read already; the next step begins with it
         self._cursor: Cursor = dict(feed.cursor)
-        self._tried: Tried = NONE_TRIED  # of those that are published now
+        self._tried: Tried = UNTRIED  # of those that are published now
 
     @property
     def ordered(self) -> bool:
@@ -94,9 +94,7 @@ class Feeder:
             self._forget_position(self.feed.cursor)
             raise
 
-    def publish(
-        self, documents: Iterable[Document], *, again: bool = False, tried: Tried = NONE_TRIED
-    ) -> PublishReport:
+    def publish(self, documents: Iterable[Document], *, again: bool = False, tried: Tried = UNTRIED) -> PublishReport:
         """Queue documents not finished and, but for lost messages (``again``), not in the window; ``tried``: before, by id."""
         self._tried = tried
         reports = [self._publish_to(queue, some, again) for queue, some in self._routes.sorted(documents)]
