@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, inspect, text
 
 from penstock_ledger import (
     Database,
@@ -114,6 +114,21 @@ def test_a_table_is_made_and_filled(ledger: Database, url: str, target: Engine) 
         ("2", "succeeded", "é'\"", 0.5, True, 1.5, None),
         ("3", "failed", None, None, None, 0.0, 'it\'s "no"'),
     ]
+
+
+def test_a_trial_leaves_nothing_behind(url: str, target: Engine) -> None:
+    """A job that is refused after its table was tried has made none; one that cannot take its rows is named all the same."""
+    sink = TableSink(url, "labels", Table(SPEC))
+    sink.try_out()
+    assert inspect(target).get_table_names() == []
+    change(target, "CREATE TABLE labels (id TEXT, status INTEGER)")
+    with pytest.raises(SinkUnfit, match="'status' of type INTEGER"):
+        sink.try_out()
+    assert inspect(target).get_table_names() == ["labels"]
+    change(target, "DROP TABLE labels")
+    sink.prepare()
+    sink.close()
+    assert sorted(inspect(target).get_table_names()) == ["labels", "penstock_progress"]
 
 
 def test_a_repeated_write_adds_what_is_new(ledger: Database, url: str, target: Engine) -> None:

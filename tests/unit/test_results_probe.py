@@ -79,7 +79,7 @@ def test_a_good_place_is_tried_once_a_minute(tmp_path: Path, source: Path, monke
 
 
 def test_a_table_that_lacks_columns_is_refused(tmp_path: Path, source: Path) -> None:
-    """The submitter sees the column and what to change; a table that is missing is made."""
+    """The submitter sees the column and what to change; one that is missing is left to the workers to make."""
     with sqlite3.connect(tmp_path / "shop.db") as shop:
         shop.execute("CREATE TABLE narrow (id TEXT, status INTEGER)")
     into = {**SPEC, "into": f"sqlite:///{tmp_path}/shop.db"}
@@ -91,7 +91,20 @@ def test_a_table_that_lacks_columns_is_refused(tmp_path: Path, source: Path) -> 
         assert house._jobs.list() == []
         house.submit(source, {**into, "into_table": "labels"})
     with sqlite3.connect(tmp_path / "shop.db") as shop:
-        assert shop.execute("SELECT count(*) FROM labels").fetchone() == (0,)
+        assert shop.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [("narrow",)]
+
+
+def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """SQLite's file is left to the workers, and a folder that is missing is named before the job is accepted."""
+    probe = ResultsProbe(ProducerSettings(), one_machine=True, remote=False)
+
+    def into(folder: Path) -> JobSpec:
+        return JobSpec.from_json({**SPEC, "into": f"sqlite:///{folder}/new.db", "into_table": "labels"})
+
+    probe.check(into(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SinkError, match=r"a database cannot be made in .*/missing: No such file .*; create the folder"):
+        probe.check(into(tmp_path / "missing"))
 
 
 def test_what_is_another_machines_is_not_tried(

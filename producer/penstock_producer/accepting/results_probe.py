@@ -2,6 +2,7 @@
 
 Buckets are tried from every machine, folders and files of SQLite only where the ledger is SQLite as well: then the control
 processes run on this machine. A database behind a variable that is not set here is the control processes' alone to try.
+Nothing stays where it was tried: the job may still be refused for something else.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from penstock_producer.errors import SinkError
@@ -64,16 +67,17 @@ class ResultsProbe:
         if into.startswith(BY_VARIABLE) and not os.environ.get(variable_in(into) or ""):
             return
         url = into_url(into, os.environ)
-        if url.startswith(tuple(f"{scheme}:" for scheme in SQLITE)) and not (self._one_machine and _is_whole(url)):
+        if _is_sqlite(url) and not (self._one_machine and _is_whole(url)):
             return
         from penstock_producer.tables.columns import Table
         from penstock_producer.tables.database import TableSink
 
-        sink = TableSink(url, spec.into_table or "", Table(spec.to_json()), id_column=spec.into_id)
-        try:
-            sink.prepare()
-        finally:
-            sink.close()
+        with _place_for_trial(url) as tried:
+            sink = TableSink(tried, spec.into_table or "", Table(spec.to_json()), id_column=spec.into_id)
+            try:
+                sink.try_out()
+            finally:
+                sink.close()
 
     def _try(self, what: str, work: Callable[[], None]) -> None:
         try:
@@ -111,6 +115,31 @@ class ResultsProbe:
             self._room.release()
 
 
+def _is_sqlite(url: str) -> bool:
+    return url.startswith(tuple(f"{scheme}:" for scheme in SQLITE))
+
+
 def _is_whole(url: str) -> bool:
     """Whether a URL of SQLite means the same file in every process: they work in other folders."""
-    return Path(url.partition("///")[2].partition("?")[0]).is_absolute()
+    return _file_of(url).is_absolute()
+
+
+def _file_of(url: str) -> Path:
+    return Path(url.partition("///")[2].partition("?")[0])
+
+
+@contextmanager
+def _place_for_trial(url: str) -> Iterator[str]:
+    """The database itself, or for a file of SQLite that is not there yet another one in the same folder, which goes again:
+    SQLite makes the file at the first look."""
+    file = _file_of(url)
+    if not _is_sqlite(url) or file.exists():
+        yield url
+        return
+    try:
+        with TemporaryDirectory(prefix=".penstock-probe-", dir=file.parent) as folder:
+            yield url.replace(str(file), str(Path(folder) / file.name), 1)
+    except OSError as error:
+        raise SinkError(
+            f"a database cannot be made in {file.parent}: {error.strerror}; create the folder, and let this process write there"
+        ) from error

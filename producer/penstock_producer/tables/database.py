@@ -7,6 +7,7 @@ nothing and leaves nothing out, and of two that write the same job into the same
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, inspect, text
@@ -58,22 +59,15 @@ class TableSink:
 
         To be called before the job starts. Raises SinkUnfit, which names the column and what to change, and SinkError.
         """
-        taken = {column.name for column in self._table.columns if column.name != ID}
-        if self._id_column in taken:
-            raise SinkUnfit(f"results have a column {self._id_column!r} of their own: name another for the id")
-        try:
-            with self._engine.begin() as connection:
-                self._make(connection)
-                found = inspect(connection)
-                self._fit = fit_of(connection, found, self._statements, self._named, self._id_column, self._table)
-                connection.exec_driver_sql(
-                    f"CREATE TABLE IF NOT EXISTS {PROGRESS} (job_id VARCHAR(64) NOT NULL, target VARCHAR(300) NOT NULL,"
-                    " place TEXT NOT NULL, PRIMARY KEY (job_id, target))"
-                )
-                self._try(connection)
-        except SQLAlchemyError as error:
-            raise self._refused("cannot be used for results", error) from error
+        with self._usable(), self._engine.begin() as connection:
+            self._prepare(connection)
         return [target.name for target in self._fit.targets]
+
+    def try_out(self) -> None:
+        """Whether ``prepare`` would work; nothing of it stays in the database. Raises as that does."""
+        with self._usable(), self._engine.connect() as connection:
+            self._prepare(connection)
+            connection.rollback()
 
     def place(self, job_id: str) -> str | None:
         """The cursor up to which the table has the outcomes of a job; None before the first. Raises SinkError."""
@@ -106,6 +100,26 @@ class TableSink:
             before = cursor
             offered += len(rows)
         return Filled(changed, offered - changed)
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            raise self._refused("cannot be used for results", error) from error
+
+    def _prepare(self, connection: Connection) -> None:
+        taken = {column.name for column in self._table.columns if column.name != ID}
+        if self._id_column in taken:
+            raise SinkUnfit(f"results have a column {self._id_column!r} of their own: name another for the id")
+        self._make(connection)
+        found = inspect(connection)
+        self._fit = fit_of(connection, found, self._statements, self._named, self._id_column, self._table)
+        connection.exec_driver_sql(
+            f"CREATE TABLE IF NOT EXISTS {PROGRESS} (job_id VARCHAR(64) NOT NULL, target VARCHAR(300) NOT NULL,"
+            " place TEXT NOT NULL, PRIMARY KEY (job_id, target))"
+        )
+        self._try(connection)
 
     def _make(self, connection: Connection) -> None:
         if inspect(connection).has_table(self._statements.name, self._statements.schema):
