@@ -210,6 +210,15 @@ class PaidBeside(NamedTuple):
     cost_microusd: int
 
 
+class Beside(NamedTuple):
+    """What was paid besides outcomes: answers that came second, and attempts in lanes that the job has left."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_microusd: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Outcomes of a job counted in SQL: the only figures that decide whether a job is complete."""
@@ -228,6 +237,7 @@ class Counts:
     )  # of the prompts and completions that they took
     answered_twice: int = 0  # documents that were paid for again: both answers are in calls, tokens and cost
     twice_microusd: int = 0  # of it: what the answers cost that came second
+    beside: Beside = field(default_factory=Beside)  # of calls, tokens and cost: what was paid besides outcomes
 
 
 class Spent(NamedTuple):

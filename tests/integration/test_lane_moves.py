@@ -140,6 +140,7 @@ def test_what_was_used_up_in_a_lane_that_was_left_is_counted_once(db: Database, 
     counts = OutcomeStore(db).counts("job-a")
     assert (counts.succeeded, counts.dead, counts.answered_twice) == (0, 0, 0)
     assert (counts.calls, counts.cost_microusd, counts.prompt_tokens) == (2, 30, 10)
+    assert counts.beside == (2, 10, 5, 30)
 
 
 def an_item(doc: str, calls: int = 0, spent: list[int] | None = None) -> Item:

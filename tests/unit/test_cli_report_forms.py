@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import re
 from html.parser import HTMLParser
@@ -14,10 +15,10 @@ from penstock_cli.report.account import Report, build
 from penstock_cli.report.course import Course, Stretch, percentiles, summed
 from penstock_cli.report.markdown import markdown
 from penstock_cli.report.page import page
-from penstock_cli.report.words import REASONS_SHOWN
+from penstock_cli.report.words import REASONS_SHOWN, lane_lines
 from penstock_cli.report_forms import Form, form_of
 from penstock_ledger import MadeWith
-from penstock_ledger.model import Counts, Job, JobState, LaneCounts
+from penstock_ledger.model import Beside, Counts, Job, JobState, LaneCounts
 
 NOW = 1_790_000_000.0
 COURSE = Course(summed([(0, 4, 0), (2, 3, 3)], 10), percentiles([(100, 5), (900, 5)]))
@@ -185,6 +186,25 @@ def test_money_is_counted_in_the_lane_that_answered() -> None:
         made_with=[MadeWith(1, "gpu", "", "1", "vllm 1", usd_per_hour=2.0)],
     )
     assert (hosted.provider_cost_usd, hosted.gpu_cost_usd) == (0.0, 3.0)
+
+
+def test_documents_without_a_lane_are_not_called_a_payment_besides() -> None:
+    """Of a job that has moved, refused and cancelled documents stand apart from what lanes took that it has left."""
+    moved = Job("id1", "k", {"lane": "batch"}, {}, "", JobState.COMPLETED, None, 1, 10, 0.0, 1.0, None, "api", 1)
+    lanes = [LaneCounts("api", 5, 0, 5, 50, 10, 500_000)]
+    counts = Counts(5, 0, 2, {"invalid_json_line": 2}, 7, 70, 14, 700_000, beside=Beside(2, 20, 4, 200_000))
+    found = build(moved, counts, stats={}, lanes=lanes)
+    assert [(one.lane, one.besides, one.documents, one.calls, one.cost_usd) for one in found.cost_by_lane] == [
+        ("api", False, 5, 5, 0.5), (None, True, 0, 2, 0.2), (None, False, 2, 0, 0.0),
+    ]  # fmt: skip
+    assert list(lane_lines(found.cost_by_lane)) == [
+        "lane api: 5 documents, $0.5000",
+        "besides, in lanes that the job has left: 0 documents, $0.2000",
+        "without a lane (refused or cancelled, or of an earlier release): 2 documents, $0.00",
+    ]
+    assert [one["besides"] for one in found.to_json()["cost_by_lane"]] == [False, True, False]
+    unmoved = build(dataclasses.replace(moved, moves=0), counts, stats={}, lanes=lanes)
+    assert [(one.lane, one.documents, one.calls) for one in unmoved.cost_by_lane] == [("api", 7, 7)]
 
 
 def test_what_was_not_asked_again_saved_what_it_would_have_cost() -> None:

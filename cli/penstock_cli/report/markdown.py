@@ -100,7 +100,7 @@ def _lanes(report: Report) -> Iterator[str]:
     yield from ("## Cost", "")
     rows = [
         (
-            plain(lane_name(one.lane)), count(one.documents), count(one.prompt_tokens), count(one.completion_tokens),
+            plain(lane_name(one)), count(one.documents), count(one.prompt_tokens), count(one.completion_tokens),
             usd_or_unknown(one.cost_usd),
         )
         for one in report.cost_by_lane

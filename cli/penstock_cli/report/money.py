@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 class LaneCost(NamedTuple):
     """Of one lane. ``None`` for money: of some of it no price is known."""
 
-    lane: str | None  # None: paid besides outcomes, in lanes that the job has left
+    lane: str | None  # None: see ``besides``
     succeeded: int
     dead: int
     calls: int
     prompt_tokens: int
     completion_tokens: int
     cost_usd: float | None
+    besides: bool = False  # of what has no lane: paid besides outcomes; else outcomes that no lane is noted of
 
     @property
     def documents(self) -> int:
@@ -45,14 +46,19 @@ class Saved(NamedTuple):
 def by_lane(
     counts: Counts, lanes: Sequence[LaneCounts], own_lane: str | None, made_with: Sequence[MadeWith]
 ) -> list[LaneCost]:
-    """The dearest first. What the ledger has no lane of belongs to ``own_lane``: releases that wrote none never moved a job. It
-    is None where a job has moved, and was paid for besides its outcomes."""
+    """The dearest first. What the ledger has no lane of belongs to ``own_lane``; that is None where a job has moved."""
     rest = _rest(counts, lanes)
     sums: dict[str | None, list[int]] = {one.lane: _figures(one) for one in lanes}
-    if rest[0] or any(rest[2:]):
+    found = list[LaneCost]()
+    if own_lane is None:
+        beside = [0, 0, *counts.beside]
+        rest = [max(0, figure - paid) for figure, paid in zip(rest, beside, strict=True)]
+        if any(beside):
+            found.append(_lane_cost(None, beside, made_with)._replace(besides=True))
+    if any(rest) if own_lane is None else rest[0] or any(rest[2:]):
         known = sums.get(own_lane, [0] * len(rest))
         sums[own_lane] = [before + more for before, more in zip(known, rest, strict=True)]
-    found = [_lane_cost(lane, figures, made_with) for lane, figures in sums.items()]
+    found += [_lane_cost(lane, figures, made_with) for lane, figures in sums.items()]
     return sorted(found, key=lambda one: (-(one.cost_usd or 0.0), -one.documents, one.lane or ""))
 
 
@@ -92,7 +98,7 @@ def _figures(one: LaneCounts) -> list[int]:
 
 def _lane_cost(lane: str | None, figures: Sequence[int], made_with: Sequence[MadeWith]) -> LaneCost:
     succeeded, dead, calls, prompt, completion, microusd = figures
-    is_unknown = any(is_unpriced(one) for one in made_with if lane in (one.lane, None))
+    is_unknown = any(is_unpriced(one) for one in made_with if lane == one.lane or (lane is None and calls))
     cost = None if is_unknown else round(microusd / MICRO, 6)
     return LaneCost(lane, succeeded, dead, calls, prompt, completion, cost)
 

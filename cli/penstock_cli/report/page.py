@@ -105,7 +105,7 @@ def _lanes(report: Report) -> list[Bar]:
     most = max((one.cost_usd or 0.0 for one in report.cost_by_lane), default=0.0)
     return [
         Bar(
-            one_line(lane_name(one.lane)),
+            one_line(lane_name(one)),
             usd_or_unknown(one.cost_usd),
             (one.cost_usd or 0.0) / most if most else 0.0,
             more=(count(one.documents), count(one.prompt_tokens), count(one.completion_tokens)),

@@ -41,12 +41,14 @@ def reasons_of(report: Report, dlq_command: str) -> list[Reason]:
 def lane_lines(lanes: Sequence[LaneCost]) -> Iterator[str]:
     """What each lane answered, where there was more than one."""
     for one in lanes if len(lanes) > 1 else ():
-        name = lane_name(one.lane) if one.lane is None else f"lane {lane_name(one.lane)}"
+        name = lane_name(one) if one.lane is None else f"lane {lane_name(one)}"
         yield f"{name}: {counted(one.documents, 'document')}, {usd_or_unknown(one.cost_usd)}"
 
 
-def lane_name(lane: str | None) -> str:
-    return "besides, in lanes that the job has left" if lane is None else safe(lane)
+def lane_name(one: LaneCost) -> str:
+    if one.besides:
+        return "besides, in lanes that the job has left"
+    return "without a lane (refused or cancelled, or of an earlier release)" if one.lane is None else safe(one.lane)
 
 
 def twice_line(report: Report) -> Iterator[str]:

@@ -105,13 +105,17 @@ def take_over(ledger: Books, job: Job, state: StateFolder, source: str, spec: Jo
 
     Only where the options are the same and the document still reads as it was asked. Dead letters are tried again.
     """
-    taken: dict[str, Result] = {}
+    from penstock_ledger import OutcomeStore
+
+    taken: dict[str, tuple[str, Result]] = {}  # with the lane of its sample
     for path in sorted((state.root / _FOLDER).glob("*.json")):
         record = json.loads(path.read_bytes())
         if record["job"] == job.job_key and record["options"] == _options(spec):
-            taken |= {result.key.doc_id: result for result in _results(ledger, path, source, spec, record["positions"])}
-    if taken:
-        ledger.outcomes.settle([_of(job, result) for result in taken.values()], [])
+            found = _results(ledger, path, source, spec, record["positions"])
+            taken |= {result.key.doc_id: (lane, result) for lane, result in found}
+    for lane in {lane for lane, _ in taken.values()}:
+        some = [_of(job, result) for its, result in taken.values() if its == lane]
+        OutcomeStore(ledger.database, lane).settle(some, [])
     return len(taken)
 
 
@@ -134,7 +138,10 @@ def latest_record(state: Path, job_key: str, spec: JobSpec) -> SampleRecord | No
     return None
 
 
-def _results(ledger: Books, path: Path, source: str, spec: JobSpec, positions: Mapping[str, str]) -> Iterator[Result]:
+def _results(
+    ledger: Books, path: Path, source: str, spec: JobSpec, positions: Mapping[str, str]
+) -> Iterator[tuple[str, Result]]:
+    """Each with the lane of the sample."""
     from penstock_ledger import JobNotFound
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import open_source
@@ -150,7 +157,7 @@ def _results(ledger: Books, path: Path, source: str, spec: JobSpec, positions: M
         doc_id = result.key.doc_id
         now = reader.fetch(positions[doc_id])
         if (now.doc_id, json.loads(now.body)) == (doc_id, asked[doc_id]):
-            yield result
+            yield sample.lane, result
 
 
 def _of(job: Job, result: Result) -> Result:

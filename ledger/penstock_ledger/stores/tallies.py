@@ -19,7 +19,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, Select, Table, bindparam, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock_ledger.model import Counts, ItemKey, LaneCounts, PaidBeside
+from penstock_ledger.model import Beside, Counts, ItemKey, LaneCounts, PaidBeside
 from penstock_ledger.sql.tables import lane_tallies, outcomes, paid_beside, tallies
 from penstock_ledger.stored_values import bounded_count, bounded_figure
 from penstock_ledger.stores.outcome_rows import COLUMNS, DEAD, KEY_COLUMNS, OutcomeRow
@@ -33,6 +33,8 @@ _KIND, _REASON = map(COLUMNS.index, ("kind", "reason"))
 _LANE_OF_ROW: Final = itemgetter(*map(COLUMNS.index, ("job_id", "lane")))
 _ATTEMPTS: Final = COLUMNS.index("attempts")
 _SUMMED: Final = tuple(map(COLUMNS.index, _FIGURES[2:]))
+
+_WHICH_BESIDE: Final = itemgetter("job_id", "generation", "doc_id", "answer")
 
 SECOND_ANSWER: Final = "second_answer"
 LANE_LEFT: Final = "lane_left"
@@ -98,6 +100,7 @@ def _beside(spent: PaidBeside, answer: str, why: str) -> dict[str, Any]:
 def _insert_beside(connection: Connection, rows: list[dict[str, Any]]) -> None:
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     if rows:
+        rows.sort(key=_WHICH_BESIDE)  # two processes that note the same wait for one another in the same order
         connection.execute(dialect.insert(paid_beside).on_conflict_do_nothing(), rows)
 
 
@@ -198,6 +201,7 @@ def counts_from(rows: Sequence[Row[Any]], paid: Sequence[Row[Any]] = ()) -> Coun
         reused_tokens={row.reason: (int(row.prompt_tokens), int(row.completion_tokens)) for row in reused},
         answered_twice=sum(int(row.number) for row in paid if row.why == SECOND_ANSWER),
         twice_microusd=sum(int(row.cost_microusd) for row in paid if row.why == SECOND_ANSWER),
+        beside=Beside(*(sum(int(getattr(row, name)) for row in paid) for name in Beside._fields)),
     )
 
 
