@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, event, insert, select, update
 from sqlalchemy.exc import OperationalError
 
 from penstock_ledger import (
@@ -733,6 +733,24 @@ def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) 
     jobs.set_state("job-a", JobState.CANCELLED, reason=None, expect={JobState.RUNNING})
     purge_job(db, "job-a")
     assert (store.of("job-a"), store.of("job_a")) == ([], [other])
+
+
+def test_entries_are_noted_in_one_order(db: Database, jobs: JobStore) -> None:
+    """Of two workers that note the same combinations none waits for the other with what the other waits for."""
+    jobs.create(new_job("job-a"), [])
+    seen = list[list[str]]()
+
+    def look(_c: object, _cursor: object, statement: str, given: Any, *_: object) -> None:
+        if statement.startswith("INSERT INTO meta"):
+            seen.append([next(iter(row.values() if isinstance(row, dict) else row)) for row in given])
+
+    event.listen(db.engine, "before_cursor_execute", look)
+    made = [("job-a", MadeWith(1, "api", f"p{number}", "1.0", "")) for number in range(8)]
+    for order in (made, made[::-1]):
+        Provenance(db).note(order)
+    first, second = seen
+    assert first == second == sorted(first)
+    assert len(set(first)) == 16
 
 
 def test_one_result_says_what_made_it(db: Database, jobs: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:

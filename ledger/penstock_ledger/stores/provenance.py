@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -66,6 +67,7 @@ class Provenance:
     def note(self, made: Iterable[tuple[str, MadeWith]]) -> None:
         """(job, combination); what is there stays, but for the time of the last note."""
         rows = [row for job_id, one in made for row in _rows(job_id, one)]
+        rows.sort(key=itemgetter("name"))  # two workers lock the same rows in the same order
         insert = (sqlite if self._db.is_sqlite else postgresql).insert(meta)
         newer = insert.on_conflict_do_update(
             index_elements=[meta.c.name], set_={"value": insert.excluded.value}, where=meta.c.name.startswith(LAST)
