@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import SchemaMissing as SchemaMissing
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
     from penstock_ledger.errors import SpoolConflict as SpoolConflict
+    from penstock_ledger.errors import TablesInUse as TablesInUse
     from penstock_ledger.errors import TooManySchedules as TooManySchedules
     from penstock_ledger.in_redis.answer_book import AnswerBook as AnswerBook
     from penstock_ledger.in_redis.answer_book import Asked as Asked
@@ -152,7 +153,8 @@ else:
             "penstock_ledger.errors": (
                 "BatchLost DatabaseUnavailable DatabaseUnusable FeedLost FilesTaken JobClosed JobConflict JobError JobNotFound "
                 "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost RedisForgot "
-                "RedisUnfit ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
+                "RedisUnfit ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TablesInUse "
+                "TooManySchedules"
             ),
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
             "penstock_ledger.stores.jobs": "JobStore",

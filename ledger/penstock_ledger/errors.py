@@ -4,6 +4,7 @@ PenstockError               root of what any package of Penstock raises on purpo
 └── LedgerError
     ├── DatabaseUnusable        the URL, the driver or the folder of the database cannot be used
     ├── DatabaseUnavailable     the database does not answer now
+    ├── TablesInUse             a migration did not get a table that other transactions hold
     ├── SchemaError             the tables are not those that this release works with
     │   ├── SchemaMissing       this database was not migrated yet, or a newer release is installed
     │   └── SchemaTooNew        a newer release has migrated it: going on could write wrong rows
@@ -55,6 +56,7 @@ __all__ = [
     "SchemaMissing",
     "SchemaTooNew",
     "SpoolConflict",
+    "TablesInUse",
     "TooManySchedules",
     "shown_ids",
 ]
@@ -101,6 +103,18 @@ class DatabaseUnavailable(LedgerError):
         super().__init__(
             f"the database {where} does not answer ({why}): start it, or correct database_url (PENSTOCK_DATABASE_URL); "
             "`penstock doctor` looks closer"
+        )
+
+
+class TablesInUse(LedgerError):
+    """A migration did not get the lock on a table, and has changed nothing: the same call may succeed later."""
+
+    def __init__(self, where: str, tries: int, lock_s: float, held_by: Sequence[str]) -> None:
+        self.why = f"other transactions hold tables: {'; '.join(held_by) or 'they have ended now'}"
+        super().__init__(
+            f"the tables of {where} were not changed: {tries} times no lock came within {lock_s:g} s ({self.why}). Jobs go on "
+            "as before. Repeat `penstock migrate` once those have ended (reports, exports and dumps read for long), or end "
+            "them: SELECT pg_terminate_backend(PID)"
         )
 
 

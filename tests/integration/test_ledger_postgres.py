@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 
 import pytest
+from alembic import command
 from servers import Postgres
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from penstock_cli.doctor import checks
 from penstock_cli.doctor.finding import Verdict
-from penstock_ledger import JobStore, Waits, open_database
+from penstock_ledger import HEAD, JobStore, TablesInUse, Waits, open_database
+from penstock_ledger.migrations import alembic_config
 from penstock_ledger.model import NewJob
+from penstock_ledger.sql.tables import metadata
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.stores import pool_sizes
 
@@ -42,6 +45,27 @@ def test_a_wait_for_a_lock_has_an_end(postgres_url: str) -> None:
         with pytest.raises(OperationalError, match="lock timeout"):
             db.write(lambda connection: connection.execute(text("DELETE FROM jobs")))
     db.close()
+
+
+def test_a_migration_steps_back_from_a_table_that_is_read(postgres_url: str) -> None:
+    """A long read holds a table: the migration waits a bounded time and changes nothing, writes get through, and the error names
+    who reads; when the read has ended, it works."""
+    db, reader = open_database(postgres_url), open_database(postgres_url, role="report")
+    db.migrate()
+    with db.engine.begin() as connection:
+        command.downgrade(alembic_config(connection, metadata), "0010")
+    with reader.engine.begin() as holder:
+        holder.execute(text("SELECT count(*) FROM outcomes"))
+        with pytest.raises(
+            TablesInUse, match=r"5 times no lock came within 0.05 s \(.*PID \d+ \(penstock-report@.* for \d+ s"
+        ):
+            db.migrate(lock_s=0.05)
+        db.write_unchecked(lambda connection: connection.execute(text("DELETE FROM outcomes")))
+        assert db.revision() == "0010", "nothing was changed"
+    db.migrate(lock_s=0.05)
+    assert db.revision() == HEAD
+    for handle in (db, reader):
+        handle.close()
 
 
 def test_a_database_without_an_encoding_is_read_as_utf8(postgres_server: Postgres) -> None:

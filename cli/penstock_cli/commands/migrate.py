@@ -17,7 +17,9 @@ ASK_AGAIN_S = 1.0  # a server that starts takes some seconds
 def migrate(
     wait: Annotated[
         float,
-        typer.Option("--wait", min=0, max=3600, help="Seconds to wait for a database that does not answer yet."),
+        typer.Option(
+            "--wait", min=0, max=3600, help="Seconds to wait for a database that does not answer yet, or is in use."
+        ),
     ] = 60.0,
 ) -> None:
     """Create or upgrade the tables of the database. Safe to repeat, and to run in several places at once."""
@@ -36,9 +38,10 @@ def migrate(
 
 
 def _migrated(database: Database, shown: str, *, until: float, wait_s: float) -> str | None:
-    """Migrate as soon as the server answers; returns the schema that it had. Raises DatabaseAway, SchemaTooNew."""
+    """Migrate as soon as the server answers and no table is in use; returns the schema that it had. Raises DatabaseAway,
+    SchemaTooNew and TablesInUse."""
     from penstock_cli.errors import DatabaseAway
-    from penstock_ledger import DatabaseUnavailable
+    from penstock_ledger import DatabaseUnavailable, TablesInUse
 
     said = ""
     while True:
@@ -50,7 +53,13 @@ def _migrated(database: Database, shown: str, *, until: float, wait_s: float) ->
             why = error.why
             if time.monotonic() + ASK_AGAIN_S > until:
                 raise DatabaseAway(shown, wait_s, why) from error
+            words = f"does not answer yet ({why})"
+        except TablesInUse as error:
+            why = "in use"  # who holds them changes with each try
+            if time.monotonic() + ASK_AGAIN_S > until:
+                raise
+            words = f"cannot be migrated yet: {error.why}"
         if why != said:
-            sys.stderr.write(f"{shown} does not answer yet ({why}); asking again for {wait_s:g} s\n")
+            sys.stderr.write(f"{shown} {words}; asking again for {wait_s:g} s\n")
             said = why
         time.sleep(ASK_AGAIN_S)

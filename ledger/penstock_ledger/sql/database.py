@@ -34,13 +34,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
-from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew
+from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew, TablesInUse
 from penstock_ledger.sql import fresh
 from penstock_ledger.sql.postgres import (
     COUNT_CONNECTIONS,
+    MIGRATION_LOCK_S,
     POOL_SIZE,
     Connections,
     Waits,
+    holders,
     open_engine,
     wait_for_other_migrations,
 )
@@ -57,7 +59,10 @@ WAL_ATTEMPTS: Final = 50  # switching to WAL needs the file alone and does not w
 WAL_PAUSE_S: Final = 0.02
 
 _WRITES: Final = "penstock_writes"
-_RETRYABLE_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})  # serialization, deadlock, lock not available
+_LOCK_NOT_AVAILABLE: Final = "55P03"
+_RETRYABLE_SQLSTATES: Final = frozenset(
+    {"40001", "40P01", _LOCK_NOT_AVAILABLE}
+)  # the first two: serialization, deadlock
 _UNDEFINED_TABLE: Final = "42P01"
 # Connection lost, server shutting down or starting up, too many connections; psycopg has none where it never got in.
 _AWAY_SQLSTATES: Final = ("08", "57P", "53300")
@@ -117,10 +122,17 @@ class Database:
             time.sleep(random.uniform(0, RETRY_BASE_S * 2**attempt))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def migrate(self) -> None:
-        """Create or upgrade the tables. Safe when several processes do it at once. Raises SchemaTooNew."""
+    def migrate(self, *, lock_s: float = MIGRATION_LOCK_S) -> None:
+        """Create or upgrade the tables. Safe when several processes do it at once. ``lock_s`` is how long one of the tries
+        waits for a table of PostgreSQL that is in use. Raises SchemaTooNew and TablesInUse."""
         if self.revision() != HEAD and not (self.is_sqlite and self.write_unchecked(fresh.create)):
-            self.write_unchecked(upgrade)
+            try:
+                self.write_unchecked(partial(upgrade, lock_s=lock_s))
+            except DBAPIError as error:
+                if _sqlstate(error) != _LOCK_NOT_AVAILABLE:
+                    raise
+                with self._explained(), self.engine.connect() as connection:
+                    raise TablesInUse(self.where, WRITE_ATTEMPTS, lock_s, holders(connection)) from error
         self._schema_ok = True
 
     def revision(self) -> str | None:
@@ -183,7 +195,7 @@ class Database:
         self._schema_ok = True
 
 
-def upgrade(connection: Connection) -> None:
+def upgrade(connection: Connection, lock_s: float = MIGRATION_LOCK_S) -> None:
     """Bring the schema to the newest revision inside the transaction of ``connection``.
 
     SQLite's write lock is held already; on PostgreSQL the others wait, and then find nothing to do.
@@ -191,7 +203,7 @@ def upgrade(connection: Connection) -> None:
     from penstock_ledger import migrations  # alembic costs 100 ms and only this needs it
 
     if connection.dialect.name == "postgresql":
-        wait_for_other_migrations(connection)
+        wait_for_other_migrations(connection, lock_s)
     migrations.upgrade(connection, metadata)
 
 

@@ -15,8 +15,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import ExceptionContext
 
 __all__ = [
-    "COUNT_CONNECTIONS", "POOL_SIZE", "Connections", "Waits", "application_name", "open_engine", "wait_for_other_migrations",
-    "wait_longer",
+    "COUNT_CONNECTIONS", "MIGRATION_LOCK_S", "POOL_SIZE", "Connections", "Waits", "application_name", "holders", "open_engine",
+    "wait_for_other_migrations", "wait_longer",
 ]  # fmt: skip
 
 APPLICATION: Final = "penstock"  # what our connections' names start with, in pg_stat_activity
@@ -28,6 +28,8 @@ IDLE_IN_TRANSACTION_S: Final = 60.0  # a process that was frozen in a transactio
 KEEPALIVES: Final = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
 # Serialises migrations of several processes; any number that no other program uses ("penstock" on a keypad).
 MIGRATION_LOCK: Final = 73678625
+# For a table that is in use: all other statements on it queue up behind the migration, so it steps back soon and tries again.
+MIGRATION_LOCK_S: Final = 2.0
 OTHERS_S: Final = 600.0  # that another process may take to migrate; an index over millions of rows takes minutes
 _NAME_BYTES: Final = 63  # PostgreSQL cuts longer ones
 _ERROR_CHARS: Final = 500  # of an error's first line: it may quote a value ("invalid input syntax for …")
@@ -36,6 +38,14 @@ COUNT_CONNECTIONS: Final = (
     "SELECT count(*), count(*) FILTER (WHERE application_name LIKE 'penstock-%'),"
     " current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
     " FROM pg_stat_activity WHERE backend_type = 'client backend'"
+)
+
+HOLDERS_SHOWN: Final = 3
+_HOLDERS: Final = (
+    "SELECT pid, application_name AS name, extract(epoch FROM clock_timestamp() - xact_start) AS age FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid() AND pid IN (SELECT held.pid FROM pg_locks AS held"
+    " JOIN pg_class ON pg_class.oid = held.relation WHERE held.granted AND relkind = 'r'"
+    " AND relnamespace = current_schema()::regnamespace) ORDER BY xact_start LIMIT :most"
 )
 
 
@@ -96,15 +106,20 @@ def wait_longer(connection: Connection, statement_s: float, lock_s: float) -> No
     connection.exec_driver_sql(_limits(statement_s, lock_s))
 
 
-def wait_for_other_migrations(connection: Connection) -> None:
-    """Take the lock of migrations; it is the transaction's, as a pooler wants it.
-
-    A table that is in use is then waited for no longer than by others: all other statements on it would queue up behind
-    the migration.
-    """
+def wait_for_other_migrations(connection: Connection, lock_s: float) -> None:
+    """Take the lock of migrations; it is the transaction's, as a pooler wants it. ``lock_s`` is the limit for tables then."""
     wait_longer(connection, statement_s=0, lock_s=OTHERS_S)
     connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
-    wait_longer(connection, statement_s=0, lock_s=Waits().lock_s)
+    wait_longer(connection, statement_s=0, lock_s=lock_s)
+
+
+def holders(connection: Connection) -> list[str]:
+    """The oldest transactions that hold our tables, for people to read."""
+    rows = connection.execute(text(_HOLDERS), {"most": HOLDERS_SHOWN})
+    return [
+        f"PID {row.pid}{f' ({row.name})' if row.name else ''}{'' if row.age is None else f' for {row.age:.0f} s'}"
+        for row in rows
+    ]
 
 
 def _bounded_by(waits: Waits) -> Any:
