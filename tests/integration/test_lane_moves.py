@@ -37,6 +37,7 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
+from penstock_ledger.keys import queues as queues_of
 from penstock_ledger.keys import unacked
 from penstock_producer import Producer
 from penstock_producer.feed.queues import queue_name
@@ -169,6 +170,20 @@ def test_a_batch_that_was_handed_over_keeps_its_job_from_nothing(db: Database) -
     assert (batches.not_handed_over("job-a"), batches.is_busy("job-a")) == ([], True)
     batches.forget([key("a")])
     assert not batches.is_busy("job-a")
+
+
+def test_who_holds_a_document_is_asked_once_for_each_queue(redis_server: RedisServer) -> None:
+    """However many models a lane has queues of: what their workers hold is found, and idle queues are not asked by document."""
+    client = redis_server.client()
+    hot = RedisLedger(client, "e")
+    client.zadd(queues_of(queue_name("gpu")), {f"{queue_name('gpu')}.m{n}": time.time() for n in range(20)})
+    asked = [key(f"d{n}") for n in range(100)]
+    client.hset(unacked(f"{queue_name('gpu')}.m3"), item_tag(asked[1]), b"x")
+    client.hset(unacked(queue_name("gpu")), mapping={item_tag(key(f"o{n}")): b"x" for n in range(150)})
+    client.hset(unacked(queue_name("gpu")), item_tag(asked[2]), b"x")
+    before = client.info("commandstats").get("cmdstat_hexists", {"calls": 0})["calls"]
+    assert hot.held(queue_name("gpu"), asked, item_tag) == {asked[1], asked[2]}
+    assert client.info("commandstats")["cmdstat_hexists"]["calls"] - before == 100
 
 
 # -- control -----------------------------------------------------------------------------------------------------------

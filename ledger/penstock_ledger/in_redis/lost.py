@@ -31,9 +31,21 @@ def find_missing(client: Any, scripts: Scripts, queues: Sequence[str], wanted: d
     return list(lost.values())
 
 
-def held_by(client: Any, queue: str, wanted: dict[str, ItemKey]) -> list[ItemKey]:
-    """Those of ``wanted`` (by tag) whose messages are with workers of this queue."""
-    return [wanted[tag] for tag in _held(client, keys.unacked(queue), list(wanted))]
+def held_by(client: Any, queues: Sequence[str], wanted: dict[str, ItemKey]) -> set[ItemKey]:
+    """Those of ``wanted`` (by tag) whose messages are with workers of these queues. There may be one for each of many models:
+    where workers hold fewer messages than are asked for, their tags are read instead of asking for each."""
+    names = [*map(keys.unacked, queues)]
+    with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.hlen(name)
+        sizes = pipe.execute()
+    left, found = dict(wanted), set[ItemKey]()
+    for name, size in zip(names, sizes, strict=True):
+        if not size or not left:
+            continue
+        tags = _held(client, name, list(left)) if size > len(left) else _all_held(client, name)
+        found |= {left.pop(tag) for tag in tags if tag in left}
+    return found
 
 
 def _drop(lost: dict[str, ItemKey], found: Iterable[str]) -> None:
@@ -63,6 +75,10 @@ def _held(client: Any, unacked: str, tags: Sequence[str]) -> list[str]:
                 pipe.hexists(unacked, tag)
             found += [tag for tag, held in zip(chunk, pipe.execute(), strict=True) if held]
     return found
+
+
+def _all_held(client: Any, unacked: str) -> set[str]:
+    return {tag.decode("utf-8", "replace") for tag in client.hkeys(unacked)}
 
 
 def _delayed(client: Any, queue: str, tags: Sequence[str]) -> list[str]:

@@ -164,7 +164,7 @@ class RedisLedger:
     def held(self, queue: str, items: Iterable[ItemKey], tag_of: Callable[[ItemKey], str]) -> set[ItemKey]:
         """Those of ``items`` that workers of the lane with this queue hold."""
         tags = {tag_of(key): key for key in items}
-        return {key for name in self.queues.of(queue) for key in held_by(self._client, name, tags)}
+        return held_by(self._client, self.queues.of(queue), tags)
 
     def missing(
         self,
