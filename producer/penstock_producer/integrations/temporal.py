@@ -15,6 +15,7 @@ waiting. A workflow that cancels the activity cancels the job.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,12 +55,14 @@ class PenstockActivities:
         Raises ApplicationError, not retryable where only an edit helps.
         """
         async with AsyncProducer(self._settings) as producer:
-            job_id = await self._submitted(producer, request)
+            submitted = asyncio.create_task(self._submitted(producer, request))
             try:
-                return await self._ended(producer, job_id, request)
+                return await self._ended(producer, await asyncio.shield(submitted), request)
             except asyncio.CancelledError:
-                if not activity.is_worker_shutdown():  # then another worker goes on waiting
-                    await asyncio.shield(producer.cancel(job_id))
+                if activity.is_worker_shutdown():
+                    submitted.cancel()  # another worker submits again, which finds the job, and goes on waiting
+                else:
+                    await asyncio.shield(_cancel(producer, submitted))
                 raise
 
     async def _submitted(self, producer: AsyncProducer, request: JobRequest) -> str:
@@ -94,6 +97,12 @@ class PenstockActivities:
                         raise ApplicationError(why, summary, type="JobFailed", non_retryable=True)
                     return summary
             await asyncio.sleep(request.poll_s)
+
+
+async def _cancel(producer: AsyncProducer, submitted: asyncio.Task[str]) -> None:
+    """Also a job that is being accepted at this moment. One that was refused needs nothing."""
+    with contextlib.suppress(ApplicationError):
+        await producer.cancel(await submitted)
 
 
 async def _beat(poll_s: float) -> None:
