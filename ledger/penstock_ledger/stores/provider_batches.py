@@ -58,8 +58,15 @@ _LED: Final = (
 _RELEASE: Final = update(table).where(table.c.owner == bindparam("by")).values(owner=None, lease_until=None)
 _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
 _READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)  # then the journal says why a batch has ended
-_CUT_SHORT: Final = ("lane_left", "batch_cancelled", "batch_stuck", "batch_refused")  # how the reasons of such batches begin
-_READING_S: Final = 1_800.0  # since its end a batch that a living worker leads keeps its documents: its answers are read
+_CUT_SHORT: Final = (
+    "lane_left",
+    "batch_cancelled",
+    "batch_stuck",
+    "batch_refused",
+)  # how the reasons of such batches begin
+_READING_S: Final = (
+    1_800.0  # since its end a batch that a living worker leads keeps its documents: its answers are read
+)
 
 
 class ProviderBatchStore:

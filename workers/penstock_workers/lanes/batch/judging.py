@@ -51,7 +51,6 @@ class Parting(NamedTuple):
         False  # its documents are in another lane, too: the first answer counts, and each was paid for
     )
 
-
     @property
     def takes_every_answer(self) -> bool:
         """Whichever lane has its documents now, and whatever came of them there: what was paid for is stored or counted."""
@@ -84,7 +83,9 @@ class Judge:
         Raises JobCannotRun, and then nothing of ``group`` is settled.
         """
         keys = [ItemKey(batch.job_id, batch.generation, document.doc_id) for document, _ in group]
-        done = set[ItemKey]() if parting.takes_every_answer else await asyncio.to_thread(self._left_alone, keys, batch.tag)
+        done = (
+            set[ItemKey]() if parting.takes_every_answer else await asyncio.to_thread(self._left_alone, keys, batch.tag)
+        )
         fresh = [pair for key, pair in zip(keys, group, strict=True) if key not in done]
         bodies = await asyncio.to_thread(packed.bodies, [document for document, _ in fresh])
         has_left = parting.takes_every_answer
@@ -159,9 +160,7 @@ _WORDS: Final = {
 }
 
 
-def _attempt(
-    batch: ProviderBatch, job: JobView, document: PackedDocument, body: bytes, has_left: bool
-) -> BatchAttempt:
+def _attempt(batch: ProviderBatch, job: JobView, document: PackedDocument, body: bytes, has_left: bool) -> BatchAttempt:
     key = ItemKey(batch.job_id, batch.generation, document.doc_id)
     spent = [document.prompt_tokens, document.completion_tokens, document.cost_microusd]
     headers = {CALLS_HEADER: document.calls, SPENT_HEADER: spent}

@@ -121,7 +121,9 @@ def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
     """For the next batch."""
     is_counted = isinstance(outcome, Retry) and outcome.counted
     calls, used = attempt.calls_in_all, attempt.spent_in_all[:3]
-    if attempt.has_left:  # what this batch has cost is in no row, which may be gone already or another's: see ``_beside``
+    if (
+        attempt.has_left
+    ):  # what this batch has cost is in no row, which may be gone already or another's: see ``_beside``
         own = attempt.spent
         calls, used = calls - attempt.calls, tuple(whole - part for whole, part in zip(used, own[:3], strict=True))
     attempts = attempt.number if is_counted else attempt.retries
