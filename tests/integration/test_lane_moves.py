@@ -213,7 +213,7 @@ def test_what_went_on_has_still_cost_what_it_has(db: Database) -> None:
 
 
 def test_batches_that_were_cut_short_say_nothing_of_how_long_they_take(db: Database) -> None:
-    """Whoever cut them short, and in whatever words and letters their provider says it."""
+    """Their job or their provider cut them short, in whatever words and letters their provider says it."""
     tags = ["whole", "left", "cancelled", "handed", "refused", "open"]
     batches = packed(db, *tags)
     of_tag = {batch.tag: batch for batch in batches.not_handed_over("job-a")}

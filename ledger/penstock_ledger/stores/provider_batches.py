@@ -277,6 +277,10 @@ class ProviderBatchStore:
 
         return OutcomeStore(self._db, self._lane).settle(results, letters, also=also)
 
+    def forget(self, keys: Collection[ItemKey]) -> None:
+        """These remainders have got an outcome elsewhere."""
+        self._db.write(lambda connection: forget(connection, keys))
+
     def passed_on(self, keys: Collection[ItemKey]) -> None:
         """These remainders are in another lane by now, whose outcomes say nothing of what batches have cost before: that is
         noted as paid beside. Those that a batch has again stay."""
