@@ -386,6 +386,29 @@ async def test_answers_of_a_batch_that_was_handed_over_are_stored_or_counted(hou
     assert waiting(house, job) == []
 
 
+async def test_answers_that_come_while_their_documents_go_on_are_stored_or_counted(house: House) -> None:
+    """Rows of a handing over that has begun hide none of them; one that cannot be used has still cost what it has, once."""
+
+    def answer(name: str, nth: int) -> BatchAnswer | None:
+        usage = b'{"error": {"message": "busy"}}'
+        return BatchAnswer(name, 500, usage) if name == "d1" else good(name)
+
+    house.provider.answer, house.provider.ended = answer, False
+    job = house.submit(4)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+        keys = [ItemKey(job.job_id, 1, doc) for doc in ("d0", "d1")]
+        RemainderStore(house.producer._database).add(
+            [Remainder(key, str(nth), 0, 0, 0, 0, 0, "lane_left") for nth, key in enumerate(keys)]
+        )
+        moved(house, job, "api")
+        house.provider.ended = True
+        await house.until(lambda: not house.store.open_of(job.job_id))
+    counts = house.counts(job)
+    assert (counts.succeeded, counts.answered_twice, counts.calls) == (3, 0, 4)
+    assert [(one.key.doc_id, one.calls) for one in waiting(house, job)] == [("d1", 0)]
+
+
 async def test_lost_files_are_packed_again(house: House) -> None:
     """A disk may go at any time: the source is read again, between the batch's own cursors."""
     house.provider.ended = False

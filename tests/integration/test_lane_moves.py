@@ -26,6 +26,7 @@ from penstock_ledger import (
     NewJob,
     NewProviderBatch,
     OutcomeStore,
+    PaidBeside,
     ProviderBatchStore,
     RedisLedger,
     Remainder,
@@ -168,7 +169,7 @@ def test_a_batch_that_was_handed_over_keeps_its_job_from_nothing(db: Database) -
     assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["a"]
     assert batches.is_handed_over("t1")
     assert (batches.not_handed_over("job-a"), batches.is_busy("job-a")) == ([], True)
-    batches.forget([key("a")])
+    batches.passed_on([key("a")])
     assert not batches.is_busy("job-a")
 
 
@@ -184,6 +185,62 @@ def test_who_holds_a_document_is_asked_once_for_each_queue(redis_server: RedisSe
     before = client.info("commandstats").get("cmdstat_hexists", {"calls": 0})["calls"]
     assert hot.held(queue_name("gpu"), asked, item_tag) == {asked[1], asked[2]}
     assert client.info("commandstats")["cmdstat_hexists"]["calls"] - before == 100
+
+
+def a_batch(tag: str, doc_count: int = 2) -> NewProviderBatch:
+    return NewProviderBatch(tag, "job-a", 1, "p", "openai", "m", "/v1/x", {}, {"offset": 9}, doc_count, 9, 9, 0)
+
+
+def packed(db: Database, *tags: str) -> ProviderBatchStore:
+    """A ledger whose only feed was packed into these batches, led by ``ME``."""
+    batches = ProviderBatchStore(db)
+    feed = JobStore(db).lease_feed("job-a", 1, ME, 30.0)
+    assert feed is not None
+    batches.add_of_feed(feed, ME, 30.0, [a_batch(tag) for tag in tags], cursor={"offset": 9}, exhausted=True)
+    return batches
+
+
+def test_a_batch_whose_answers_are_read_is_not_handed_over(db: Database) -> None:
+    """A living worker stores them; one that died, or that reads for ever, leaves the documents to the other lane."""
+    batches = packed(db, "t1", "t2")
+    [first, second] = batches.to_hand_over("job-a")
+    batches.step(first, ME, state="ended", ended_at=time.time())
+    batches.step(second, ME, state="ended", ended_at=time.time() - 86_400.0)
+    assert [batch.tag for batch in batches.to_hand_over("job-a")] == ["t2"]
+    assert batches.holds_documents("job-a", 1)
+    assert not batches.holds_documents("job-a", 2)
+    batches.release_all(ME)
+    assert [batch.tag for batch in batches.to_hand_over("job-a")] == ["t1", "t2"]
+
+
+def test_what_went_on_has_still_cost_what_it_has(db: Database) -> None:
+    """What a job has spent never falls, and grows once for each payment; a row that a batch has again stays as it is."""
+    batches, remainders = packed(db, "t1"), RemainderStore(db)
+    remainders.add([Remainder(key(doc), doc, 1, 2, 10, 5, 40, "timeout") for doc in ("a", "b")])
+    again = NewProviderBatch("t2", "job-a", 1, "p", "openai", "m", "/v1/x", None, None, 1, 9, 9, 0)
+    assert batches.add_of_remainders(ME, 30.0, [(again, [key("b")])])
+    for _ in range(2):
+        batches.passed_on([key("a"), key("b")])
+        batches.settle("t1", [], [], [], [PaidBeside(key("c"), 1, 10, 5, 7)])
+    assert batches.spent("job-a") == 40 + 40 + 7
+    assert [one.key.doc_id for one in remainders.of_batch("t2")] == ["b"]
+    counts = OutcomeStore(db).counts("job-a")
+    assert (counts.calls, counts.cost_microusd, counts.prompt_tokens) == (1, 47, 20)
+
+
+def test_batches_that_were_cut_short_say_nothing_of_how_long_they_take(db: Database) -> None:
+    """Their job or their provider cut them short, in whatever words and letters their provider says it."""
+    tags = ["whole", "left", "cancelled", "handed", "refused", "open"]
+    batches = packed(db, *tags)
+    of_tag = {batch.tag: batch for batch in batches.not_handed_over("job-a")}
+    for number, tag in enumerate(tags):
+        batches.step(of_tag[tag], ME, created_at=100.0, ended_at=110.0 + number, status="ended", state="settled")
+    batches.step(of_tag["left"], ME, why="lane_left")
+    batches.step(of_tag["cancelled"], ME, status="JOB_STATE_CANCELLED")
+    batches.step(of_tag["handed"], ME, handed_at=105.0)
+    batches.step(of_tag["refused"], ME, why="batch_refused: no")
+    batches.step(of_tag["open"], ME, state="ended")
+    assert batches.lasted("p", 10) == [10.0]
 
 
 # -- control -----------------------------------------------------------------------------------------------------------
@@ -333,7 +390,8 @@ def test_documents_of_a_queue_wait_to_be_packed(house: House) -> None:
 
 
 def test_what_batches_left_is_fed_with_what_it_has_cost(house: House) -> None:
-    """A document that waited for a batch comes into the queue once, and its message says what earlier batches used up."""
+    """A document that waited for a batch comes into the queue once; its message says how often it was tried, and the job's
+    figures what that has cost, before its outcome and after it."""
     job = house.submit(3, lane="batch")
     feed = house.jobs.lease_feed(job.job_id, 1, ME, 30.0)
     assert feed is not None
@@ -350,7 +408,8 @@ def test_what_batches_left_is_fed_with_what_it_has_cost(house: House) -> None:
     house.tick_until(lambda: len(house.queued(API)) == 3)
     raw = orjson.loads(as_bytes(house.redis.lindex(API, 0)))
     assert (raw["headers"]["retries"], raw["headers"]["x-penstock-calls"]) == (2, 3)
-    assert raw["headers"]["x-penstock-spent"] == [10, 5, 40]
+    assert not any(raw["headers"].get("x-penstock-spent") or ()), "it is counted already"
+    assert ProviderBatchStore(house.database).spent(job.job_id) == 3 * 40
     assert house.waiting(job) == []
     for _ in range(5):
         house.control.tick()

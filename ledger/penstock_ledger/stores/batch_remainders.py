@@ -132,6 +132,17 @@ def forget(connection: Connection, keys: Iterable[ItemKey]) -> None:
             connection.execute(of_feed.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])))
 
 
+def take_waiting(connection: Connection, keys: Iterable[ItemKey]) -> list[Remainder]:
+    """Those of ``keys`` that are in no batch, whose rows go, as part of a larger transaction."""
+    taken: list[Remainder] = []
+    for (job_id, generation), docs in _by_feed(keys).items():
+        of_feed = delete(table).where(table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None))
+        for start in range(0, len(docs), IDS_MAX):
+            some = of_feed.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])).returning(*table.c)
+            taken += map(_remainder_of, connection.execute(some))
+    return taken
+
+
 def move(connection: Connection, from_tag: str, to_tag: str | None) -> None:
     """What one batch had, another one has, as part of a larger transaction. None: it waits for one."""
     connection.execute(_MOVE, {"from_tag": from_tag, "to_tag": to_tag})

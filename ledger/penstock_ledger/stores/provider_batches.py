@@ -22,6 +22,7 @@ from sqlalchemy import (
     exists,
     func,
     insert,
+    not_,
     or_,
     select,
     text,
@@ -29,7 +30,7 @@ from sqlalchemy import (
 )  # fmt: skip
 
 from penstock_ledger.errors import BatchLost
-from penstock_ledger.model import DeadLetter, Feed, ItemKey, JobState, Result
+from penstock_ledger.model import DeadLetter, Feed, ItemKey, JobState, PaidBeside, Result
 from penstock_ledger.provider_batch import (
     BatchesOpen,
     BatchState,
@@ -43,10 +44,11 @@ from penstock_ledger.sql.tables import batch_remainders, jobs, paid_beside, tall
 from penstock_ledger.sql.tables import provider_batch_ids as kept_ids
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
-from penstock_ledger.stores.batch_remainders import claim, forget, move, put_back
+from penstock_ledger.stores.batch_remainders import claim, forget, move, put_back, take_waiting
 from penstock_ledger.stores.feeds import FeedStore
 from penstock_ledger.stores.outcomes import OutcomeStore
 from penstock_ledger.stores.spool import mark_fed
+from penstock_ledger.stores.tallies import add_beside
 
 SUMS_MAX: Final = 200  # kinds of provider batches that a job is summed up by
 _OPEN: Final = table.c.state != bindparam("settled", str(BatchState.SETTLED))
@@ -55,6 +57,16 @@ _LED: Final = (
 )  # fmt: skip
 _RELEASE: Final = update(table).where(table.c.owner == bindparam("by")).values(owner=None, lease_until=None)
 _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
+_READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)  # then the journal says why a batch has ended
+_CUT_SHORT: Final = (
+    "lane_left",
+    "batch_cancelled",
+    "batch_stuck",
+    "batch_refused",
+)  # how the reasons of such batches begin
+_READING_S: Final = (
+    1_800.0  # since its end a batch that a living worker leads keeps its documents: its answers are read
+)
 
 
 class ProviderBatchStore:
@@ -246,21 +258,38 @@ class ProviderBatchStore:
         return self._db.write(write)
 
     def settle(
-        self, tag: str, results: Sequence[Result], letters: Sequence[DeadLetter], left: Sequence[Remainder]
+        self,
+        tag: str,
+        results: Sequence[Result],
+        letters: Sequence[DeadLetter],
+        left: Sequence[Remainder],
+        beside: Sequence[PaidBeside] = (),
     ) -> set[ItemKey]:
-        """What documents of a batch came to, in one transaction: outcomes, and those that wait for another batch. Returns the
-        keys that had an outcome before. Doing it again changes nothing."""
+        """What documents of a batch came to, in one transaction: outcomes, those that wait for another batch, and what was
+        paid ``beside`` for those whose job has left the lane. Returns the keys that had an outcome before. Doing it again
+        changes nothing."""
         done = [*(one.key for one in results), *(one.key for one in letters)]
 
         def also(connection: Connection) -> None:
             forget(connection, done)
             put_back(connection, tag, left)
+            add_beside(connection, beside, f"batch-{tag}")
 
         return OutcomeStore(self._db, self._lane).settle(results, letters, also=also)
 
     def forget(self, keys: Collection[ItemKey]) -> None:
         """These remainders have got an outcome elsewhere."""
         self._db.write(lambda connection: forget(connection, keys))
+
+    def passed_on(self, keys: Collection[ItemKey]) -> None:
+        """These remainders are in another lane by now, whose outcomes say nothing of what batches have cost before: that is
+        noted as paid beside. Those that a batch has again stay."""
+
+        def write(connection: Connection) -> None:
+            for one in take_waiting(connection, keys):
+                add_beside(connection, [_cost_of(one)] if one.cost_microusd or one.prompt_tokens else [], _waited(one))
+
+        self._db.write(write)
 
     def kept_ids(self, tag: str) -> bytes | None:
         """Which documents a batch has, as its packer wrote it; None where that was too much, or the batch is settled."""
@@ -301,6 +330,27 @@ class ProviderBatchStore:
         query = select(table).where(table.c.job_id == job_id, _OPEN, table.c.handed_at.is_(None))
         query = query.order_by(table.c.packed_at, table.c.tag)
         return self._db.read(lambda connection: [_batch_of(row) for row in connection.execute(query)])
+
+    def to_hand_over(self, job_id: str) -> list[ProviderBatch]:
+        """The same without those whose answers a living worker reads now."""
+
+        def read(connection: Connection) -> list[ProviderBatch]:
+            is_led = and_(table.c.owner.is_not(None), table.c.lease_until > self._db.now(connection))
+            is_fresh = func.coalesce(table.c.ended_at, 0.0) > time.time() - _READING_S
+            is_read = and_(table.c.state.in_((BatchState.ENDED, BatchState.COLLECTED)), is_led, is_fresh)
+            query = select(table).where(table.c.job_id == job_id, _OPEN, table.c.handed_at.is_(None), not_(is_read))
+            return [_batch_of(row) for row in connection.execute(query.order_by(table.c.packed_at, table.c.tag))]
+
+        return self._db.read(read)
+
+    def holds_documents(self, job_id: str, generation: int) -> bool:
+        """Whether documents of a generation are in batches that are neither settled nor handed over."""
+        query = select(
+            exists().where(
+                table.c.job_id == job_id, table.c.generation == generation, _OPEN, table.c.handed_at.is_(None)
+            )
+        )
+        return bool(self._db.read(lambda connection: connection.execute(query).scalar_one()))
 
     def hand_over(self, batch: ProviderBatch) -> None:
         """All documents of a batch go on elsewhere: those of the source wait as remainders already, and those that were
@@ -397,11 +447,13 @@ class ProviderBatchStore:
 
     def lasted(self, provider: str, limit: int) -> list[float]:
         """Seconds from the create to the end of the provider's last batches of all jobs, as it worked on them: without those
-        that were cancelled or refused."""
+        that were cancelled or refused, or that their job did not wait for."""
         columns = table.c
+        status, why = func.lower(func.coalesce(columns.status, "")), func.coalesce(columns.why, "")
         ended = select(columns.ended_at - columns.created_at).where(
             columns.provider == provider, columns.created_at.is_not(None), columns.ended_at.is_not(None),
-            func.coalesce(columns.status, "").not_like("%cancel%"), func.coalesce(columns.status, "").not_like("%fail%"),
+            columns.state.in_(_READ), columns.handed_at.is_(None), status.not_like("%cancel%"), status.not_like("%fail%"),
+            *(~why.startswith(word, autoescape=True) for word in _CUT_SHORT),
         )  # fmt: skip
         query = ended.order_by(columns.ended_at.desc()).limit(limit)
         return self._db.read(lambda connection: [float(seconds) for seconds in connection.execute(query).scalars()])
@@ -467,6 +519,15 @@ def _spent(job_id: str) -> tuple[Any, ...]:
     return tuple(
         select(func.coalesce(func.sum(one.c.cost_microusd), 0)).where(one.c.job_id == job_id) for one in tables
     )
+
+
+def _cost_of(one: Remainder) -> PaidBeside:
+    """Its calls are in its message, which counts its tries."""
+    return PaidBeside(one.key, 0, one.prompt_tokens, one.completion_tokens, one.cost_microusd)
+
+
+def _waited(one: Remainder) -> str:
+    return f"waited-{one.calls}-{one.cost_microusd}"
 
 
 def _batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:

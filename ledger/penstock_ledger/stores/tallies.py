@@ -80,6 +80,11 @@ def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
     _insert_beside(connection, [_beside(one, f"lane-left-{one.calls}", LANE_LEFT) for one in spent])
 
 
+def add_beside(connection: Connection, spent: Iterable[PaidBeside], answer: str) -> None:
+    """The same of provider batches. ``answer`` names it among all that was paid for its document."""
+    _insert_beside(connection, [_beside(one, answer, LANE_LEFT) for one in spent])
+
+
 def _said(row: Sequence[Any]) -> tuple[Any, ...]:
     """All that makes an answer this one: not when it was stored, and not what came of the document later."""
     return tuple(

@@ -3,6 +3,7 @@ queue, and a cancelled job's rest is written off."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from penstock_ledger import Remainder
@@ -36,33 +37,38 @@ def republish(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
     return published
 
 
-def publish_waiting(feeder: Feeder, waiting: Sequence[Remainder]) -> int:
-    """Publish documents that another lane of their job has left without an outcome; returns how many.
+def publish_waiting(
+    feeder: Feeder, waiting: Sequence[Remainder], *, within_s: float
+) -> tuple[int, Sequence[Remainder]]:
+    """Publish documents that another lane of their job has left without an outcome; returns how many, and which were looked
+    at: as many as could be read ``within_s`` seconds, and one at least, since each may be a request to a bucket.
 
-    Those that have one by now, or are in the window, are left alone. Rows of a table that have changed become dead letters.
+    Those that have an outcome by now, or are in the window, are left alone. Rows of a table that have changed become dead
+    letters. A message says how often its document was tried; what that has cost is the caller's to note.
     """
     changed: list[DeadLetter] = []
+    looked: list[Remainder] = []
+    until = time.monotonic() + within_s
 
     def found() -> Iterator[Document]:
         for one in waiting:
+            if looked and time.monotonic() >= until:
+                return
+            looked.append(one)
             try:
                 yield feeder.source.fetch(one.position)
             except RowChanged as error:
                 changed.append(lost_of(one, str(error)))
 
     tried = {
-        one.key.doc_id: TriedBefore(
-            retries=one.attempts,
-            calls=one.calls,
-            spent=(one.prompt_tokens, one.completion_tokens, one.cost_microusd),
-        )
+        one.key.doc_id: TriedBefore(retries=one.attempts, calls=one.calls)
         for one in waiting
         if one.calls or one.attempts
     }
     published = feeder.publish(found(), tried=tried).published
     if changed:
         _settle(feeder, changed)
-    return published
+    return published, looked
 
 
 def write_off(feeder: Feeder, limit: int) -> FeedStep:

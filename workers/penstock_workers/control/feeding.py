@@ -18,6 +18,7 @@ from penstock_workers.control.job.limits import JobLimits
 from penstock_workers.failpoints import Failpoints
 
 FEED_MAX = 5_000  # documents published per job and round, so that no job holds up the others for long
+WAITING_S = 0.5  # of reading what waits, one by one, per job and round: the leases of feeds are renewed between rounds
 
 
 class Part(NamedTuple):
@@ -62,6 +63,8 @@ class Feeding:
 
     def feed(self, job: Job, led: LedFeed, part: Part = WHOLE) -> None:
         feeder = led.feeder
+        if job.moves and not feeder.feed.cursor and self._batches.holds_documents(job.job_id, feeder.feed.generation):
+            return  # Redis was lost: from the start on come documents that are in batches, which would be paid twice
         room, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation, ordered=feeder.ordered)
         documents = self._limits.within_budget(job, room_of(part.place, part.of, room))
         if documents:
@@ -77,9 +80,9 @@ class Feeding:
         rows = self._remainders.unclaimed(job.job_id, feeder.feed.generation, documents) if documents else iter(())
         waiting = list(islice(rows, documents))
         if waiting:
-            published = publish_waiting(feeder, waiting)
+            published, looked = publish_waiting(feeder, waiting, within_s=WAITING_S)
             self._failpoints.hit("move_arriving")
-            self._batches.forget([one.key for one in waiting])
+            self._batches.passed_on([one.key for one in looked])
             self._windows.note_fed(job, published)
             self._counters.add("fed", job.lane, published)
         return bool(waiting)

@@ -3,7 +3,8 @@
 A sentinel in Redis holds the epoch of the ledger and the run id of the server that it was written to. It is missing after a
 FLUSHALL or a lost disk, and names another run after a restart, when the newest second of the append-only file, or a whole
 day with a restored backup, may be gone. Both are repaired alike: the completed set and the counters are written again from
-SQL, and feeds of the jobs that lost their window start from the beginning of their source, dropping what is finished.
+SQL, and feeds of the jobs that lost their window start from the beginning of their source, dropping what is finished. Where
+such a job has documents in provider batches, since it was in that lane before, ``Feeding`` waits for them at the start.
 """
 
 from __future__ import annotations

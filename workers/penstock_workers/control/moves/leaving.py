@@ -4,7 +4,7 @@ What was in a queue: every document of the window that no worker holds becomes a
 window; workers that come upon its message drop it, since they see the job's lane at begin. What workers hold may end there, and
 is looked at again. What is in batches at a provider: a worker of the batch lane cancels them, and what they leave waits in the
 same table. Where that takes longer than the patience allows, all documents of such a batch go on at once: the first answer
-counts, and an answer that comes second is counted as paid.
+counts, and an answer that comes second is counted as paid. Batches that have ended are left to the worker that reads them.
 
 Each step may be taken twice, by any process: a row is added once, and never for a document that has its outcome.
 """
@@ -146,7 +146,7 @@ class Leaving:
         left = next((move for move in reversed(moves) if move.before is not None and packs(move.before)), None)
         if left is None or time.time() < left.at + self._patience_s(job, spec, left):
             return False
-        still_open = self._batches.not_handed_over(job.job_id)
+        still_open = self._batches.to_hand_over(job.job_id)
         if not still_open:
             return False
         batch = still_open[0]

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -84,9 +84,10 @@ class Collector:
         packed: PackedBatch,
         provider: BatchProvider,
         seen: BatchSeen,
-        parting: Parting = USUAL,
+        parting: Callable[[], Parting],
     ) -> Collected:
-        """Every answer becomes an outcome, or its document waits for the next batch. Raises as the provider does."""
+        """Every answer becomes an outcome, or its document waits for the next batch. ``parting`` is asked for each group: the
+        job may leave while they are read. Raises as the provider does."""
         left = await asyncio.to_thread(packed.by_id)
         known, collected = frozenset(left), Collected()
         group = Group()
@@ -104,9 +105,9 @@ class Collector:
                     continue
                 collected.answers += 1
                 if group.add(document, _too_large(answer) if isinstance(answer, UnreadableLine) else answer):
-                    await self._settle(batch, job, packed, group, parting)
+                    await self._settle(batch, job, packed, group, parting())
                     group = Group()
-        await self._settle(batch, job, packed, group, parting)
+        await self._settle(batch, job, packed, group, parting())
         collected.left = len(left)
         return collected
 

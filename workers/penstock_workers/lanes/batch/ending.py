@@ -74,7 +74,11 @@ class Ending:
         if seen.problems:
             await self._refused(view, packed, seen)
             return None
-        parting = Parting(led.standing is Standing.LEAVES, await led.is_handed_over())
+        is_handed_over = await led.is_handed_over()
+
+        def parting() -> Parting:
+            return Parting(led.has_left, is_handed_over)
+
         try:
             collected = await led.around.collector.answers(led.batch, view, packed, led.provider, seen, parting)
         except BatchGone as error:  # what was read of its outputs until then is settled
@@ -84,7 +88,7 @@ class Ending:
             kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
             log.warning("provider batch %s: lines of its outputs that are no answers: %s", led.batch.tag, kinds)
         self._is_all_answered = not collected.left
-        await led.collected("lane_left" if parting.has_left and seen.cancelled else _why(seen))
+        await led.collected("lane_left" if led.has_left and seen.cancelled else _why(seen))
         return None
 
     def _is_whole(self, seen: BatchSeen) -> bool:

@@ -51,6 +51,11 @@ class Parting(NamedTuple):
         False  # its documents are in another lane, too: the first answer counts, and each was paid for
     )
 
+    @property
+    def takes_every_answer(self) -> bool:
+        """Whichever lane has its documents now, and whatever came of them there: what was paid for is stored or counted."""
+        return self.has_left or self.is_handed_over
+
 
 USUAL: Final = Parting()
 
@@ -72,15 +77,21 @@ class Judge:
         group: Sequence[tuple[PackedDocument, BatchAnswer | Failure]],
         parting: Parting = USUAL,
     ) -> None:
-        """Settle documents by what they came to. Those that have an outcome or went on to another batch are left alone.
+        """Settle documents by what they came to. Those that have an outcome or went on to another batch are left alone, as
+        long as the job is in the lane.
 
         Raises JobCannotRun, and then nothing of ``group`` is settled.
         """
         keys = [ItemKey(batch.job_id, batch.generation, document.doc_id) for document, _ in group]
-        done = set[ItemKey]() if parting.is_handed_over else await asyncio.to_thread(self._left_alone, keys, batch.tag)
+        done = (
+            set[ItemKey]() if parting.takes_every_answer else await asyncio.to_thread(self._left_alone, keys, batch.tag)
+        )
         fresh = [pair for key, pair in zip(keys, group, strict=True) if key not in done]
         bodies = await asyncio.to_thread(packed.bodies, [document for document, _ in fresh])
-        attempts = [_attempt(batch, job, document, body) for (document, _), body in zip(fresh, bodies, strict=True)]
+        has_left = parting.takes_every_answer
+        attempts = [
+            _attempt(batch, job, document, body, has_left) for (document, _), body in zip(fresh, bodies, strict=True)
+        ]
         settled = await asyncio.gather(
             *(self._settled(attempt, said, parting) for attempt, (_, said) in zip(attempts, fresh, strict=True))
         )
@@ -149,14 +160,14 @@ _WORDS: Final = {
 }
 
 
-def _attempt(batch: ProviderBatch, job: JobView, document: PackedDocument, body: bytes) -> BatchAttempt:
+def _attempt(batch: ProviderBatch, job: JobView, document: PackedDocument, body: bytes, has_left: bool) -> BatchAttempt:
     key = ItemKey(batch.job_id, batch.generation, document.doc_id)
     spent = [document.prompt_tokens, document.completion_tokens, document.cost_microusd]
     headers = {CALLS_HEADER: document.calls, SPENT_HEADER: spent}
     delivery = Delivery(item_tag(key), None, headers, retries=document.attempts, queue=queue_name(job.spec.lane))
     return BatchAttempt(
         delivery, ItemMessage(key, body, None), key, job=job, given=body, body=body or NO_REQUEST, batch=batch.tag,
-        position=document.position, beside=batch.requests,
+        position=document.position, beside=batch.requests, has_left=has_left,
     )  # fmt: skip
 
 

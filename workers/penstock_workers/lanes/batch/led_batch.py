@@ -71,6 +71,11 @@ class LedBatch:
     def standing(self) -> Standing:
         return self.around.jobs.standing(self.batch.job_id, self.batch.packed_at)
 
+    @property
+    def has_left(self) -> bool:
+        """Whether its job has left the lane since it was packed, even where the job has come back, or is cancelled by now."""
+        return self.around.jobs.has_left(self.batch.job_id, self.batch.packed_at)
+
     def note_standing(self) -> None:
         """A step begins, or has seen what its job does now: pauses end as soon as that is something else."""
         self._began_as = self.standing

@@ -20,7 +20,7 @@ from penstock_ledger import (
     SettledDead,
     SettledDone,
 )
-from penstock_ledger.model import JobState
+from penstock_ledger.model import JobState, PaidBeside
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
@@ -35,6 +35,7 @@ class BatchAttempt(Attempt, kw_only=True, eq=False):
     batch: str  # its tag
     position: str  # of the document in its source
     beside: int  # documents of that batch, this one among them
+    has_left: bool = False  # its job has left the lane, so that another one may have the document
 
 
 class BatchRecords:
@@ -52,8 +53,10 @@ class BatchRecords:
         for tag, some in _by_batch(group).items():
             results = [outcome.result for _, outcome in some if isinstance(outcome, Done)]
             letters = [outcome.letter for _, outcome in some if isinstance(outcome, Dead)]
-            left = [_left(attempt, outcome) for attempt, outcome in some if isinstance(outcome, Retry | Parked)]
-            self._batches.settle(tag, results, letters, left)
+            again = [(attempt, outcome) for attempt, outcome in some if isinstance(outcome, Retry | Parked)]
+            left = [_left(attempt, outcome) for attempt, outcome in again]
+            beside = [_beside(attempt) for attempt, _ in again if attempt.has_left and attempt.calls]
+            self._batches.settle(tag, results, letters, left, beside)
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
             self._jobs.set_state(job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at)
@@ -117,8 +120,18 @@ def _by_batch(group: Iterable[Settled]) -> Mapping[str, list[tuple[BatchAttempt,
 def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
     """For the next batch."""
     is_counted = isinstance(outcome, Retry) and outcome.counted
-    used = attempt.spent_in_all[:3]
+    calls, used = attempt.calls_in_all, attempt.spent_in_all[:3]
+    if (
+        attempt.has_left
+    ):  # what this batch has cost is in no row, which may be gone already or another's: see ``_beside``
+        own = attempt.spent
+        calls, used = calls - attempt.calls, tuple(whole - part for whole, part in zip(used, own[:3], strict=True))
     attempts = attempt.number if is_counted else attempt.retries
     reason = reason_of(outcome) if isinstance(outcome, Retry) else outcome.why.partition(":")[0]
     most = max(1, (attempt.beside + 1) // 2) if reason == "batch_refused" else None
-    return Remainder(attempt.key, attempt.position, attempts, attempt.calls_in_all, *used, reason, most)
+    return Remainder(attempt.key, attempt.position, attempts, calls, *used, reason, most)
+
+
+def _beside(attempt: BatchAttempt) -> PaidBeside:
+    """What one batch has cost that did not answer its document, whose job has left the lane."""
+    return PaidBeside(attempt.key, attempt.calls, *attempt.spent[:3])

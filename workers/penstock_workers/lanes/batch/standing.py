@@ -53,9 +53,16 @@ class Jobs:
         job = self._live.get(job_id)
         if job is None or job.state is JobState.CANCELLING:
             return Standing.ENDS
-        if not packs(job.lane) or (packed_at is not None and packed_at < self._left.get(job_id, 0.0)):
+        if self.has_left(job_id, packed_at):
             return Standing.LEAVES
         return Standing.WAITS if job.state is JobState.PAUSED else Standing.RUNS
+
+    def has_left(self, job_id: str, packed_at: float | None = None) -> bool:
+        """Whether a live job is in another lane, or was since ``packed_at``."""
+        job = self._live.get(job_id)
+        if job is None:
+            return False
+        return not packs(job.lane) or (packed_at is not None and packed_at < self._left.get(job_id, 0.0))
 
     def turn(self, job_id: str) -> asyncio.Event:
         """Set as soon as its standing is another one than now."""
