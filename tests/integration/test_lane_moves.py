@@ -465,17 +465,16 @@ def test_parked_messages_of_the_lane_that_was_left_are_not_taken_for_new_ones(ho
 def test_a_refused_batch_pauses_no_job_that_another_lane_may_go_on_with(house: House) -> None:
     """Control moves it, once no worker runs that is of a release which does not look at a job's lane; a job of one lane waits for
     a person."""
-    job, alone = house.submit(3, lane="batch", lanes=["batch", "api"]), house.submit(4, lane="batch")
+    alone, job = house.submit(4, lane="batch"), house.submit(3, lane="batch", lanes=["batch", "api"])
     for one in (job, alone):
         house.jobs.set_state(one.job_id, JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING})
-    house.control = house.a_control(lanes=house.settings.lanes.model_copy(update={"look_s": 0.1, "trouble_s": 0.0}))
     house.hot.heartbeat("new", {"lane": "api", KNOWS_MOVES: "yes"})
     house.hot.heartbeat("old", {"lane": "batch"})
     for _ in range(3):
         house.control.tick()
     assert (house.jobs.get(job.job_id).lane, house.jobs.get(job.job_id).state) == ("batch", JobState.PAUSED)
     house.hot.heartbeat("old", {"lane": "batch", KNOWS_MOVES: "yes"})
-    time.sleep(0.1)
+    house.control = house.a_control()  # whose first look is due
     house.tick_until(lambda: house.jobs.get(job.job_id).lane == "api")
     assert (house.jobs.get(job.job_id).state, house.jobs.get(alone.job_id).state) == (JobState.RUNNING, JobState.PAUSED)
     [move] = house.moves.of(job.job_id)
