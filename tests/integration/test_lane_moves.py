@@ -45,6 +45,7 @@ from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.wire import item_tag
 from penstock_workers.control.loop import Control
 from penstock_workers.control.moves import leaving
+from penstock_workers.heartbeat import KNOWS_MOVES
 from penstock_workers.item.attempt import Item, Settled
 from penstock_workers.item.outcome import Skipped
 from penstock_workers.item.settling.records import Records
@@ -101,6 +102,20 @@ def test_a_job_that_does_not_run_is_not_moved(db: Database, state: JobState) -> 
     assert LaneMoves(db).move("job-a", "batch", "api", "deadline", "", {}, now=1.0) is None
     assert LaneMoves(db).move("job-x", "batch", "api", "deadline", "", {}, now=1.0) is None
     assert (JobStore(db).get("job-a").lane, LaneMoves(db).of("job-a")) == ("batch", [])
+
+
+def test_a_job_that_its_lane_has_paused_runs_in_the_next_one(db: Database) -> None:
+    """With the move, and only while it is paused with that reason."""
+    JobStore(db).set_state("job-a", JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING})
+    for paused_for in (None, "batch_refused: another"):
+        assert LaneMoves(db).move("job-a", "batch", "api", "stuck", "", {}, now=1.0, paused_for=paused_for) is None
+    assert (
+        LaneMoves(db).move("job-a", "batch", "api", "stuck", "", {}, now=1.0, paused_for="batch_refused: no")
+        is not None
+    )
+    now = JobStore(db).get("job-a")
+    assert (now.lane, now.state, now.reason) == ("api", JobState.RUNNING, None)
+    assert LaneMoves(db).move("job-a", "api", "batch", "stuck", "", {}, now=2.0, paused_for="batch_refused: no") is None
 
 
 def test_a_first_choice_is_made_once(db: Database) -> None:
@@ -520,3 +535,23 @@ def test_parked_messages_of_the_lane_that_was_left_are_not_taken_for_new_ones(ho
     house.hot.park(job.job_id, [as_bytes(old), as_bytes(new)])
     house.control.tick()
     assert (house.redis.lrange(API, 0, -1), house.redis.lrange(GPU, 0, -1)) == ([old], [new])
+
+
+def test_a_refused_batch_pauses_no_job_that_another_lane_may_go_on_with(house: House) -> None:
+    """Control moves it, once no worker runs that is of a release which does not look at a job's lane; a job of one lane waits for
+    a person."""
+    alone, job = house.submit(4, lane="batch"), house.submit(3, lane="batch", lanes=["batch", "api"])
+    for one in (job, alone):
+        house.jobs.set_state(one.job_id, JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING})
+    house.hot.heartbeat("new", {"lane": "api", KNOWS_MOVES: "yes"})
+    house.hot.heartbeat("old", {"lane": "batch"})
+    for _ in range(3):
+        house.control.tick()
+    assert (house.jobs.get(job.job_id).lane, house.jobs.get(job.job_id).state) == ("batch", JobState.PAUSED)
+    house.hot.heartbeat("old", {"lane": "batch", KNOWS_MOVES: "yes"})
+    house.control = house.a_control()  # whose first look is due
+    house.tick_until(lambda: house.jobs.get(job.job_id).lane == "api")
+    assert (house.jobs.get(job.job_id).state, house.jobs.get(alone.job_id).state) == (JobState.RUNNING, JobState.PAUSED)
+    [move] = house.moves.of(job.job_id)
+    assert (move.before, move.reason) == ("batch", "stuck")
+    house.tick_until(lambda: len(house.queued(API)) == 3)

@@ -19,7 +19,9 @@ from penstock_ledger.model import Job, JobState
 
 WORK_S = 60.0
 PRICE = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0, "batch_discount": 0.5}
-MOVES = ("move_leaving", "move_left", "move_arriving", "move_handing")
+MOVES = ("move_leaving", "move_left", "move_handing", "move_arriving")
+INTO_QUEUES = ("move_handing", "move_arriving")  # steps of moves out of batches only
+MOVES_MAX = 16
 
 
 class House:
@@ -137,23 +139,29 @@ def _half_is_answered(house: House) -> bool:
 @pytest.mark.soak
 @pytest.mark.parametrize("first", ["api", "batch"])
 def test_control_killed_at_every_step_of_a_move(house: House, first: str) -> None:
-    """A job goes to and fro while control dies in each step of it: each document has one outcome."""
+    """A job goes to and fro while control dies in each step of it, twice: each document has one outcome."""
     fleet, other = house.fleet, {"api": "batch", "batch": "api"}
-    fleet.provider.start("--batch-s", "3", "--batch-step-s", "0.5", "--latency-ms", "150", "--latency-sigma", "0")
+    fleet.provider.start("--batch-s", "6", "--batch-step-s", "3", "--latency-ms", "150", "--latency-sigma", "0")
     house.workers()
-    job, lane = house.submit(3_000, first), first
-    for place in (*MOVES, *MOVES):
-        control = house.control(failpoints=f"{place}:kill", lanes__moving_s=1.0)
+    job, lane, to_do = house.submit(6_000, first), first, [*MOVES, *MOVES]
+    for _ in range(MOVES_MAX):
         lane = other[lane]
+        place = next((one for one in to_do if lane == "api" or one not in INTO_QUEUES), "move_left")
+        if place == "move_handing":
+            house.batches_run(1)
+        control = house.control(failpoints=f"{place}:kill", lanes__moving_s=1.0)
         house.move(job, lane)
         try:
             assert control.wait(10) == -signal.SIGKILL
+            if place in to_do:
+                to_do.remove(place)
         except subprocess.TimeoutExpired:
-            control.kill()  # this move does not come by there
-        if fleet.state(job) is not JobState.RUNNING:
+            control.kill()  # this move does not come by there; another one has to
+        if not to_do or fleet.state(job) is not JobState.RUNNING:
             break
+    assert not to_do, "control has died in each step"
     house.control(lanes__moving_s=1.0)
     fleet.wait_for(job, JobState.COMPLETED, 3 * WORK_S)
     counts = fleet.producer.status(job.job_id).counts
-    assert (counts.succeeded, counts.dead) == (3_000, 0)
-    assert counts.calls >= 3_000
+    assert (counts.succeeded, counts.dead) == (6_000, 0)
+    assert counts.calls >= 6_000

@@ -50,6 +50,8 @@ class PlayedJob:
         self.lane, self.moves = "batch", list[LaneMove]()
         self.arrived_at = BEGAN
         self.measured = Measured()
+        self.paused_for: str | None = None
+        self.older: str | None = None  # a worker that does not look at a job's lane
         spec = {"lane": "auto", "model": "m", "prompt": "{text}"} | (
             {"deadline_s": self.deadline_s} if deadline else {}
         )
@@ -61,6 +63,8 @@ class PlayedJob:
 
     def job(self) -> Job:
         bare = Job("job_1", "job_1", {"lane": "auto"}, {}, "", JobState.RUNNING, None, 1, self.documents, BEGAN, None)
+        state = JobState.RUNNING if self.paused_for is None else JobState.PAUSED
+        bare = replace(bare, state=state, reason=self.paused_for)
         return replace(bare, lane_now=self.lane, moves=len(self.moves))
 
     def pass_time(self) -> None:
@@ -98,6 +102,9 @@ class PlayedJob:
     def moved(self, job: Job) -> None:
         self.measured.forget(job.job_id, job.lane)
 
+    def older_worker(self) -> str | None:
+        return self.older
+
     def keep_only(self, live: Collection[str]) -> None:
         """There is one job."""
 
@@ -110,8 +117,11 @@ class PlayedDoor:
 
     def move(
         self, job_id: str, before: str | None, lane: str, reason: str, why: str,
-        figures: Mapping[str, float | str | None], *, now: float,
+        figures: Mapping[str, float | str | None], *, now: float, paused_for: str | None = None,
     ) -> LaneMove | None:  # fmt: skip
+        if paused_for != self.played.paused_for:
+            return None
+        self.played.paused_for = None
         moved = LaneMove(job_id, len(self.played.moves) + 1, now, before, lane, reason, why, figures)
         self.played.moves.append(moved)
         self.played.lane, self.played.arrived_at = lane, now
@@ -171,3 +181,42 @@ def test_a_stuck_batch_without_a_deadline_pays_no_real_time_price(seed: int) -> 
     play(played, 12 * 3_600)
     assert [move.lane for move in played.moves] == ["batch"]
     assert played.done["api"] == 0
+
+
+@pytest.mark.parametrize("deadline", [True, False])
+def test_a_job_that_its_lane_has_paused_goes_on_in_another_one(deadline: bool) -> None:
+    """At once, and not back: but for a pause of any other kind, where a person acts, and where only the real-time price is left
+    that is never paid without a deadline."""
+    played = PlayedJob(0, deadline=deadline)
+    door = PlayedDoor(played)
+    choices = LaneChoices(played, door, door, RULES, clock=lambda: played.now)
+    choices.look(played.job(), played.spec, 0)
+    assert played.lane == "batch"
+    played.now += 5
+    played.paused_for = "account_stopped: no money"
+    assert not choices.leave(played.job(), played.spec, 0)
+    played.paused_for = "batch_refused: provider batch t1 of job job_1: there is no Batch API"
+    assert choices.leave(played.job(), played.spec, 0) is deadline
+    if not deadline:
+        assert played.lane == "batch"
+        return
+    assert played.job().state is JobState.RUNNING
+    assert (played.lane, played.moves[-1].reason) == ("api", "stuck")
+    assert "batch stands still (batch_refused: " in played.moves[-1].why
+
+
+def test_no_job_is_moved_beside_workers_of_an_older_release(caplog: pytest.LogCaptureFixture) -> None:
+    """They do not look at its lane. That is said once, and the job moves as soon as they have ended."""
+    played = PlayedJob(0)
+    door = PlayedDoor(played)
+    choices = LaneChoices(played, door, door, RULES, clock=lambda: played.now)
+    played.older = "old@host:1"
+    choices.look(played.job(), played.spec, 0)
+    played.paused_for = "batch_refused: no"
+    for _ in range(2):
+        assert not choices.leave(played.job(), played.spec, 0)
+        played.now += RULES.look_s
+    assert (played.lane, len(played.moves)) == ("batch", 1)
+    assert caplog.text.count("workers of an older release run, such as old@host:1") == 1
+    played.older = None
+    assert choices.leave(played.job(), played.spec, 0)

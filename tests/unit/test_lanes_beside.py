@@ -55,3 +55,5 @@ def test_lanes_with_a_model_of_their_own_say_how_they_are_measured() -> None:
     assert "embed" not in rows
     vectors = JobSpec(prompt="{text}", model="m", endpoint="/v1/embeddings")
     assert "embed" in {row.lane for row in beside(GUESS, 10, vectors, ProviderSettings())}
+    reranked = JobSpec(model="m", endpoint="/v1/rerank", lane="embed")
+    assert "embed" in {row.lane for row in beside(GUESS, 10, reranked, ProviderSettings())}

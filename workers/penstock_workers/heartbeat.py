@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from penstock_ledger import RedisLedger
 
@@ -13,6 +14,8 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 ALIVE_S = 3 * INTERVAL_S  # a worker silent for longer may be dead: its slots claim nothing
+KNOWS_MOVES: Final = "knows_moves"
+"""Said by workers that look at a job's lane before they work on it; those of older releases do not say it."""
 
 
 class Heartbeat:
@@ -56,6 +59,6 @@ class Heartbeat:
                     await self._due.wait()
 
     def _beat(self, info: dict[str, str]) -> None:
-        self._hot.heartbeat(self._name, info)
+        self._hot.heartbeat(self._name, {**info, KNOWS_MOVES: "yes"})
         if self._besides is not None:
             self._besides()

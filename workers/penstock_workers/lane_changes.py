@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["LaneChangeSettings"]
+__all__ = ["BATCH_REFUSED", "BATCH_STUCK", "LaneChangeSettings", "is_lane_at_fault"]
+
+BATCH_REFUSED: Final = "batch_refused"
+BATCH_STUCK: Final = "batch_stuck"
 
 
 class LaneChangeSettings(BaseModel):
@@ -22,3 +25,8 @@ class LaneChangeSettings(BaseModel):
         str, ...
     ] = ()  # lanes whose workers an autoscaler starts once there is work: having none counts little
     trouble_s: Annotated[float, Field(ge=0, le=3_600)] = 60.0  # a lane is left once it has not worked for so long
+
+
+def is_lane_at_fault(reason: str | None) -> bool:
+    """Whether a job was paused for its lane alone, as its reason says: another lane that the job permits may go on with it."""
+    return (reason or "").startswith((f"{BATCH_REFUSED}: ", f"{BATCH_STUCK}: "))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock_cli.plan.picture import Asked, Picture
-from penstock_cli.run.lanes_beside import BATCH_WINDOW_S, can_answer
+from penstock_cli.run.lanes_beside import BATCH_WINDOW_S
+from penstock_producer.accepting.acceptance import can_answer
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import LANES, has_own_model, packs
 from penstock_producer.planning.batches import Batches
@@ -50,7 +51,7 @@ class LanePlan:
 
 def lane_plans(picture: Picture, settings: WorkerSettings, asked: Asked, only: Sequence[str] = ()) -> list[LanePlan]:
     """One for each lane that can answer the job's endpoint, or for those that were asked for."""
-    lanes = only or [lane for lane in LANES if can_answer(lane, picture.spec)]
+    lanes = only or [lane for lane in LANES if can_answer(lane, picture.spec.endpoint)]
     return [_plan(lane, picture, settings, asked) for lane in lanes]
 
 

@@ -11,6 +11,7 @@ from penstock_cli.commandline import this_command, this_command_with
 from penstock_cli.connect import Books
 from penstock_cli.errors import JobStopped
 from penstock_cli.run import tables
+from penstock_cli.run.batches_left import batches_left
 from penstock_cli.run.check import asks_a_provider
 from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import MICRO, KeptFigures
@@ -41,6 +42,8 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
         report = replace(report, advice=hints)
         files.write_report(report, plan.request.out)
     show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
+    if said := batches_left(plan, ledger, job):
+        plan.console.print(said, soft_wrap=True)
     return report.exit_status
 
 

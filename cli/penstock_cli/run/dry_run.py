@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock_producer.accepting.token_meter import TokenMeter
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.sources import Document
+    from penstock_workers.lane_changes import LaneChangeSettings
     from penstock_workers.settings import ProviderSettings
 
 SHOWN = 3  # requests and unusable rows
@@ -39,8 +40,10 @@ def show(
     *,
     uri: str,
     provider: ProviderSettings | None,
+    rules: LaneChangeSettings,
 ) -> None:
-    """``documents`` are the first of the source; ``provider`` is None for lanes that ask none."""
+    """``documents`` are the first of the source; ``provider`` is None for lanes that ask none; ``rules`` are of the choice
+    of a lane."""
     from penstock_producer.accepting.acceptance import beyond_budget
     from penstock_producer.tally import Tally
 
@@ -68,7 +71,7 @@ def show(
     if provider is None:
         return
     console.print(table(beside(found.estimate, usable, spec, provider)))
-    for line in choice_lines(spec, found.estimate, usable, provider):
+    for line in choice_lines(spec, found.estimate, usable, provider, rules):
         console.print(safe(line), soft_wrap=True)
     if words := beyond_budget(spec.budget_usd, found.estimate.usd(provider.prices_of(spec.model))):
         console.print(f"{words} (--over-budget {spec.over_budget})", soft_wrap=True)
@@ -104,7 +107,10 @@ def _unknown(spec: JobSpec) -> str:
     return f"unknown, since no price of {safe(spec.model)} is known here; give --usd-per-mtok-in and --usd-per-mtok-out"
 
 
-def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings | None, meter: TokenMeter) -> None:
+def run(
+    console: Console, source: str, spec: JobSpec, provider: ProviderSettings | None, meter: TokenMeter,
+    rules: LaneChangeSettings,
+) -> None:  # fmt: skip
     """Raises what checking a source raises: SourceError, TooManyBadRows, SettingsError."""
     from penstock_producer.accepting.survey import survey
     from penstock_producer.settings import ProducerSettings
@@ -115,4 +121,4 @@ def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings
         found = survey(open_source(source, spec, settings), spec, meter=meter)
         rows = open_source(source, spec, settings).documents({})
         documents = list(itertools.islice((row for row in rows if isinstance(row, Document)), SHOWN))
-    show(console, found, documents, spec, uri=source, provider=provider)
+    show(console, found, documents, spec, uri=source, provider=provider, rules=rules)

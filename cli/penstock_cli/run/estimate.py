@@ -53,7 +53,7 @@ def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
         raise given.refusal(error) from error
     usable = found.total - len(found.refused)
     lanes = beside(found.estimate, usable, spec, provider)
-    choice = choice_lines(spec, found.estimate, usable, provider)
+    choice = choice_lines(spec, found.estimate, usable, provider, settings.lanes)
     prices = provider.prices_of(spec.model)
     return Estimated(given.source, usable, len(found.refused), found.estimate, prices, lanes, choice)
 

@@ -19,6 +19,8 @@ from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.processes.worker_process import Policy, Process
 from penstock_cli.redis_server.keeper import RedisKeeper
 from penstock_cli.redis_server.server import EmbeddedRedis
+from penstock_cli.report.words import counted_batches
+from penstock_cli.run.batches_left import still_at_provider
 from penstock_cli.run.reachable import knock
 from penstock_cli.run.request import runs_alone
 from penstock_cli.settings import child_environment
@@ -33,6 +35,7 @@ from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.model import JobState
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import has_own_model
+from penstock_workers.lane_changes import is_lane_at_fault
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 TICK_S = 0.1
 LOOK_EVERY_S = 0.25  # at the job's state and figures
 DRAIN_MARGIN_S = 12.0  # beyond the worker's own drain time, before it is killed: longer than its slowest end (END_S)
+LEAVE_S = 10.0  # that control may take to move a job which its lane has paused
 STORES_AWAY_MAX_S = 300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
 
 
@@ -81,6 +85,10 @@ class Fleet:
         self._calling = False  # whether a worker has taken a document in this run
         self._finished_before: int | None = None  # documents that had an outcome when this run began
         self._failing: str | None = None
+        self._is_after_end = False  # the job was over when this run began
+        self._fault: tuple[str | None, float] | None = (
+            None  # for which its lane has paused it, and monotonic: since when
+        )
         self._pause_said: float | None = None  # when the pause ends that was said
 
     def __enter__(self) -> Self:
@@ -114,6 +122,7 @@ class Fleet:
         Raises WorkersKeepCrashing and EmbeddedRedisFailed; what was finished by then is kept.
         """
         self._asked_to_stop = asked_to_stop
+        self._is_after_end = job.state.final
         job = self._set_going(job)
         started = time.monotonic()
 
@@ -141,7 +150,7 @@ class Fleet:
         return self._failing
 
     def _look(self) -> bool:
-        """Look after everything once and show it; True when the job is over or paused."""
+        """Look after everything once and show it; True when the job is over, or paused until a person acts."""
         import redis
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -151,7 +160,9 @@ class Fleet:
         waits, figures = short or silent, None
         try:
             job = self._watch.refresh()
-            if job.state.final or (job.state == "paused" and not self._disk.holds and not ends_by_itself(job)):
+            if job.state.final:
+                return not self._reads_batches(job)
+            if job.state == "paused" and not (self._disk.holds or ends_by_itself(job) or self._may_leave(job)):
                 return True
             self._tell_of_pause(job)
             if silent is None:
@@ -168,6 +179,24 @@ class Fleet:
         else:
             self._progress.note(waits.why, waits.more)
         return False
+
+    def _reads_batches(self, job: Job) -> bool:
+        """Whether a job that was over before is still waited for: the command was given again to read what is at its provider."""
+        left = still_at_provider(self._books, job) if self._is_after_end else 0
+        if left:
+            self._progress.note(
+                f"the job is over; until the provider has ended {counted_batches(left)} of it, the answers are waited for",
+                "Ctrl-C ends this; nothing of the job's results depends on it",
+            )
+        return left > 0
+
+    def _may_leave(self, job: Job) -> bool:
+        """Whether control may still move a job that its lane has paused to another one; it does so within seconds."""
+        if len(self._of_lanes) == 1 or not is_lane_at_fault(job.reason):
+            return False
+        if self._fault is None or self._fault[0] != job.reason:
+            self._fault = job.reason, time.monotonic()
+        return time.monotonic() - self._fault[1] < LEAVE_S
 
     def _away(self, error: Exception) -> Wait:
         """What to say of a store that gives errors. Raises the error again when it does for too long, a full disk excepted."""

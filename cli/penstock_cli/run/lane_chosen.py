@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job
     from penstock_producer.accepting.estimates import Estimate
     from penstock_producer.job.spec import JobSpec
+    from penstock_workers.lane_changes import LaneChangeSettings
     from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 
-def choice_lines(spec: JobSpec, guess: Estimate, documents: int, provider: ProviderSettings) -> list[str]:
-    """For a dry run, which asks no store: what a batch takes is not known to it."""
+def choice_lines(
+    spec: JobSpec, guess: Estimate, documents: int, provider: ProviderSettings, rules: LaneChangeSettings
+) -> list[str]:
+    """For a dry run, which asks no store: what a batch takes is not known to it. ``rules``: `[lanes]` of the settings."""
     from penstock_workers.control.lanes.forecast import Known, forecast, late
-    from penstock_workers.lane_changes import LaneChangeSettings
 
     known = Known(provider, provider.limits, provider.batch_enqueued_tokens)
-    asked = (spec, guess, documents, known, LaneChangeSettings(), time.time())
+    asked = (spec, guess, documents, known, rules, time.time())
     lines = []
     if spec.lane == AUTO:
         choice = forecast(*asked)

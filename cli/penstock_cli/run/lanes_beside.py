@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock_cli.show.text import duration, usd
-from penstock_producer.job.endpoints import OPENAI
+from penstock_producer.accepting.acceptance import can_answer
 from penstock_producer.job.lanes import LANES, packs
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class LaneGuess(NamedTuple):
 
 def beside(guess: Estimate, documents: int, spec: JobSpec, provider: ProviderSettings) -> list[LaneGuess]:
     """One row per lane that can answer the job's endpoint."""
-    return [_guess(lane, guess, documents, spec, provider) for lane in LANES if can_answer(lane, spec)]
+    return [_guess(lane, guess, documents, spec, provider) for lane in LANES if can_answer(lane, spec.endpoint)]
 
 
 def table(rows: Sequence[LaneGuess]) -> Table:
@@ -52,14 +52,6 @@ def table(rows: Sequence[LaneGuess]) -> Table:
             row.bound,
         )
     return shown
-
-
-def can_answer(lane: str, spec: JobSpec) -> bool:
-    """A lane for one endpoint only is no choice for the jobs of others, nor is a model of one's own for another API."""
-    facts = LANES[lane]
-    if facts.has_own_model and spec.endpoint not in OPENAI | facts.endpoints:
-        return False
-    return facts.endpoint in (None, spec.endpoint)
 
 
 def _guess(lane: str, guess: Estimate, documents: int, spec: JobSpec, provider: ProviderSettings) -> LaneGuess:

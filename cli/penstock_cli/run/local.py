@@ -16,6 +16,7 @@ from penstock_cli.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, JobStopp
 from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.processes.standby import Standby
 from penstock_cli.run.accept import accepted, opened_ledger
+from penstock_cli.run.batches_left import has_batch_workers, still_at_provider
 from penstock_cli.run.check import asks_a_provider, checked, sampled_request, understood
 from penstock_cli.run.conclude import concluded, is_out_of_budget, keep_report, still_spent
 from penstock_cli.run.interrupts import Interrupts
@@ -47,7 +48,7 @@ def run_local(request: RunRequest, standby: Standby) -> int:
             plan = checked(request, console, progress)
             with plan.state.locked(), opened_ledger(plan) as ledger:
                 job = accepted(plan, ledger)
-                if not job.state.final and not (is_out_of_budget(job) and still_spent(plan, ledger, job)):
+                if _has_work(plan, ledger, job):
                     job = _worked(plan, ledger, job, interrupts, standby)
                 progress.note("writing result files")
                 return concluded(plan, ledger, job, screen)
@@ -66,6 +67,13 @@ def run_local(request: RunRequest, standby: Standby) -> int:
             return EXIT_INTERRUPTED
 
 
+def _has_work(plan: Plan, ledger: Books, job: Job) -> bool:
+    """Whether anything has to be started for the job: for one that is over only where batches of it are still at a provider."""
+    if job.state.final:
+        return has_batch_workers(plan) and still_at_provider(ledger, job) > 0
+    return not (is_out_of_budget(job) and still_spent(plan, ledger, job))
+
+
 def dry_run(request: RunRequest) -> int:
     """Read and check what a run would read and check, and show what it would ask. Nothing is started or written.
 
@@ -77,7 +85,7 @@ def dry_run(request: RunRequest) -> int:
         given, tokenizer = for_a_look(request.given)
         spec, (settings, *_) = understood(replace(request, given=given))
         provider = settings.provider(spec.provider) if asks_a_provider(spec) else None
-        shown.run(make_console(), request.source, spec, provider, meter(spec, tokenizer))
+        shown.run(make_console(), request.source, spec, provider, meter(spec, tokenizer), settings.lanes)
     return EXIT_OK
 
 

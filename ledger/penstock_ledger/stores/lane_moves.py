@@ -24,6 +24,8 @@ MOVES_MAX: Final = 10_000  # of one job: one each ten minutes for two months
 _OF_JOB: Final = select(lane_moves).where(lane_moves.c.job_id == bindparam("job")).order_by(lane_moves.c.number)
 _LOCKED: Final = select(jobs).where(jobs.c.job_id == bindparam("job")).with_for_update()
 
+_RUNS: Final = {"state": str(JobState.RUNNING), "reason": None, "resume_at": None}
+
 
 class LaneMoves:
     """Of all jobs."""
@@ -41,20 +43,25 @@ class LaneMoves:
         figures: Mapping[str, float | str | None],
         *,
         now: float,
+        paused_for: str | None = None,
     ) -> LaneMove | None:
         """Change the lane of a running job from ``before`` to ``lane``; None where another process was first, or the job does
-        not run. ``before`` is None for the first choice, which notes why the job is where it is."""
+        not run. ``before`` is None for the first choice, which notes why the job is where it is. With ``paused_for`` the job
+        is one that is paused with this reason, and runs from then on."""
         if reason not in MOVE_REASONS:
             raise ValueError(f"a move's reason is one of {', '.join(MOVE_REASONS)}, not {reason!r}")
 
         def write(connection: Connection) -> LaneMove | None:
             row = connection.execute(_LOCKED, {"job": job_id}).one_or_none()
-            if row is None or row.state != JobState.RUNNING or row.moves >= MOVES_MAX:
+            if row is None or not _may_move(row, paused_for) or row.moves >= MOVES_MAX:
                 return None
             if (row.moves if before is None else job_of(row).lane != before) or before == lane:
                 return None
             moved = LaneMove(job_id, row.moves + 1, now, before, lane, reason, why, dict(figures))
-            connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(lane=lane, moves=moved.number))
+            runs = {} if paused_for is None else _RUNS
+            connection.execute(
+                update(jobs).where(jobs.c.job_id == job_id).values(lane=lane, moves=moved.number, **runs)
+            )
             connection.execute(insert(lane_moves).values(_values(moved)))
             return moved
 
@@ -68,6 +75,12 @@ class LaneMoves:
     def of(self, job_id: str) -> list[LaneMove]:
         """The moves of a job, the first one first."""
         return self._db.read(lambda connection: [_move_of(row) for row in connection.execute(_OF_JOB, {"job": job_id})])
+
+
+def _may_move(row: Row[Any], paused_for: str | None) -> bool:
+    if paused_for is None:
+        return bool(row.state == JobState.RUNNING)
+    return bool(row.state == JobState.PAUSED and row.reason == paused_for)
 
 
 def _values(move: LaneMove) -> dict[str, Any]:

@@ -51,6 +51,7 @@ from penstock_workers.control.lanes.step import LaneChoices
 from penstock_workers.control.moves.known_moves import KnownMoves
 from penstock_workers.control.moves.leaving import Leaving
 from penstock_workers.failpoints import Failpoints
+from penstock_workers.lane_changes import is_lane_at_fault
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
 
@@ -136,7 +137,7 @@ class JobSteps:
             self._hot.set_job_state(job.job_id, job.state)
             self._hot.set_job_lane(job)
         if job.state is JobState.PAUSED:
-            if not self._limits.go_on_if_done(job):
+            if not self._limits.go_on_if_done(job) and not self._leave(job, seen):
                 self._resumes.resume_when_over(job)
             return
         here = self._led_by_control(job, live.feeds)
@@ -168,6 +169,14 @@ class JobSteps:
         counts_here = any(feed.generation == job.generation for feed in feeds)  # one process does, and writes results
         if counts_here and self._grow(job):
             self._end_if_done(live, seen, feeds)
+
+    def _leave(self, job: Job, seen: JobSeen) -> bool:
+        """Whether a job that its lane has paused goes on in another one. Redis learns it now: a job that it still calls paused
+        counts as resumed by a person."""
+        if not is_lane_at_fault(job.reason) or not self._lanes.leave(job, self._specs.of(job), sum(seen.outstanding)):
+            return False
+        self._hot.set_job_state(job.job_id, JobState.RUNNING)
+        return True
 
     @property
     def windows(self) -> dict[str, int]:

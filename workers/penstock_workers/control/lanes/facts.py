@@ -19,6 +19,7 @@ from penstock_workers.control.lanes.measured import Measured
 from penstock_workers.control.lanes.prices import Tokens, tokens_each, usd_each
 from penstock_workers.control.lanes.seen import JobNow, LaneNow, Trouble
 from penstock_workers.control.lanes.speeds import Speed
+from penstock_workers.heartbeat import ALIVE_S, KNOWS_MOVES
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 __all__ = ["LaneFacts"]
@@ -64,6 +65,8 @@ class LaneFacts:
         self._live: Sequence[Job] = ()
         self._lasted: dict[str, tuple[float, list[float]]] = {}  # by provider: when it was read, and seconds
         self._since: dict[tuple[str, str, str], float] = {}  # job, lane and reason: when that trouble began
+        self._workers: Sequence[WorkerSeen] | None = None  # as this round has read them
+        self._views: dict[str, QuotaView | None] = {}  # by provider, as this round has read them
         self._began = clock()
 
     def note(self, live: Sequence[Job]) -> None:
@@ -97,19 +100,36 @@ class LaneFacts:
         """It leaves the lane that it is in."""
         self._measured.forget(job.job_id, job.lane)
 
+    def older_worker(self) -> str | None:
+        """One that lives and does not look at a job's lane, since its release is an older one; None: there is none."""
+        return next(
+            (one.name for one in self._workers_now() if one.seconds_ago < ALIVE_S and KNOWS_MOVES not in one.info), None
+        )
+
     def keep_only(self, live: Collection[str]) -> None:
-        """Forget jobs that have ended."""
+        """Forget jobs that have ended, and what the round before has read: all jobs of a round share it."""
+        self._workers, self._views = None, {}
         self._since = {known: since for known, since in self._since.items() if known[0] in live}
 
     def _around(self, job: Job, outstanding: int) -> _Around:
         spec, counts, now = self._specs.of(job), self._outcomes.counts(job.job_id), self._clock()
         done = counts.succeeded + counts.dead
         left = max(0, job.total - done) if job.total is not None else max(1, outstanding)
-        views = read_quotas(self._quotas, quota_ids=[spec.provider]) if spec.asks_a_provider else []
+        view = self._view(spec.provider) if spec.asks_a_provider else None
         provider = self._settings.providers.get(spec.provider)
-        tokens, workers = tokens_each(job.source, counts), self._hot.workers()
+        tokens, workers = tokens_each(job.source, counts), self._workers_now()
         batches = self._batches.open_times(job.job_id) if packs(job.lane) else None
-        return _Around(job, spec, counts, left, tokens, provider, views[0] if views else None, batches, workers, now)
+        return _Around(job, spec, counts, left, tokens, provider, view, batches, workers, now)
+
+    def _workers_now(self) -> Sequence[WorkerSeen]:
+        if self._workers is None:
+            self._workers = self._hot.workers()
+        return self._workers
+
+    def _view(self, provider: str) -> QuotaView | None:
+        if provider not in self._views:
+            self._views[provider] = next(iter(read_quotas(self._quotas, quota_ids=[provider])), None)
+        return self._views[provider]
 
     def _lane(self, lane: str, around: _Around) -> LaneNow:
         speed, spec = self._speed(lane, around), around.spec

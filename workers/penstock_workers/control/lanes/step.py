@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from penstock_ledger import BY_HAND, LaneMove
-from penstock_ledger.model import Job
+from penstock_ledger.model import Job, JobState
 from penstock_producer.job.lanes import AUTO
 from penstock_producer.job.spec import JobSpec
+from penstock_workers.control.lanes import troubles
 from penstock_workers.control.lanes.choice import Choice, choose
 from penstock_workers.control.lanes.seen import JobNow, LaneNow
-from penstock_workers.lane_changes import LaneChangeSettings
+from penstock_workers.lane_changes import LaneChangeSettings, is_lane_at_fault
 
 __all__ = ["Door", "Facts", "LaneChoices", "Moves"]
 
@@ -34,6 +35,8 @@ class Facts(Protocol):
 
     def moved(self, job: Job) -> None: ...
 
+    def older_worker(self) -> str | None: ...
+
     def keep_only(self, live: Collection[str]) -> None: ...
 
 
@@ -50,6 +53,7 @@ class Door(Protocol):
         figures: Figures,
         *,
         now: float,
+        paused_for: str | None = None,
     ) -> LaneMove | None: ...
 
 
@@ -73,7 +77,9 @@ class LaneChoices:
         self._facts, self._door, self._moves = facts, door, moves
         self._rules, self._clock = rules, clock
         self._next: dict[str, float] = {}  # by job: when it is looked at again
+        self._next_leave: dict[str, float] = {}  # by job that its lane has paused: the same
         self._next_note = 0.0
+        self._is_older_told = False
 
     def note(self, live: Sequence[Job], specs: Callable[[Job], JobSpec]) -> None:
         """Before the steps of a round: measure what runs, while a job has a choice."""
@@ -103,13 +109,38 @@ class LaneChoices:
             return False
         return self._go(job, job.lane, choice, now)
 
+    def leave(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
+        """Whether a job that its lane has paused was moved to another one that it permits, and runs there. Where none is better,
+        the job waits for a person, and is looked at again: another lane may have workers later."""
+        now = self._clock()
+        if len(spec.permitted_lanes) == 1 or _is_over(job, spec, now) or not is_lane_at_fault(job.reason):
+            return False
+        if now < self._next_leave.get(job.job_id, 0.0):
+            return False
+        self._next_leave[job.job_id] = now + self._rules.look_s
+        moves = self._moves.of(job)
+        if moves and moves[-1].reason == BY_HAND:
+            return False
+        seen, lanes = self._facts.of(job, moves, outstanding)
+        fault = troubles.of_pause(job.reason or "")
+        choice = choose(
+            seen, [one._replace(trouble=fault) if one.lane == job.lane else one for one in lanes], now, self._rules
+        )
+        return choice.lane != job.lane and self._go(job, job.lane, choice, now)
+
     def keep_only(self, live: Collection[str]) -> None:
-        """Forget jobs that have ended."""
+        """Forget jobs that have ended. A round begins with it."""
         self._next = {job_id: at for job_id, at in self._next.items() if job_id in live}
+        self._next_leave = {job_id: at for job_id, at in self._next_leave.items() if job_id in live}
         self._facts.keep_only(live)
 
     def _go(self, job: Job, before: str | None, choice: Choice, now: float) -> bool:
-        moved = self._door.move(job.job_id, before, choice.lane, choice.reason, choice.why, choice.figures, now=now)
+        if before is not None and self._waits_for_upgrade():
+            return False
+        paused_for = job.reason if job.state is JobState.PAUSED else None
+        moved = self._door.move(
+            job.job_id, before, choice.lane, choice.reason, choice.why, choice.figures, now=now, paused_for=paused_for
+        )
         if moved is None:
             return False  # another process was first, or the job is no more where it was
         if before is None:
@@ -120,6 +151,17 @@ class LaneChoices:
             )
         self._facts.moved(job)
         return True
+
+    def _waits_for_upgrade(self) -> bool:
+        """Workers of an older release do not look at a job's lane: they would go on with what has left theirs."""
+        older = self._facts.older_worker()
+        if older is not None and not self._is_older_told:
+            log.warning(
+                "no job is moved to another lane by itself as long as workers of an older release run, such as %s: they do not "
+                "look at a job's lane, and would ask for the same documents a second time", older,
+            )  # fmt: skip
+        self._is_older_told = older is not None
+        return older is not None
 
     def _is_too_soon(self, choice: Choice, moves: Sequence[LaneMove], now: float) -> bool:
         """A job that has moved stays for a while, so that it does not swing; the first choice is no move."""

@@ -14,7 +14,7 @@ from penstock_workers.control.lanes.say import lasting
 from penstock_workers.control.lanes.seen import Trouble
 from penstock_workers.heartbeat import ALIVE_S
 
-__all__ = ["NO_WORKERS", "of_batches", "of_provider", "of_workers"]
+__all__ = ["NO_WORKERS", "of_batches", "of_pause", "of_provider", "of_workers"]
 
 NO_WORKERS: Final = "no_workers"
 PAUSE_S: Final = 300.0
@@ -61,6 +61,11 @@ def of_batches(batches: BatchesOpen, now: float) -> Trouble | None:
         return None
     why = f" ({_shown(batches.why)})" if batches.why else ""
     return Trouble("stuck", f"stands still: a batch waits for {lasting(waits_s)} to be created{why}")
+
+
+def of_pause(reason: str) -> Trouble:
+    """Of the lane that has paused the job with this reason."""
+    return Trouble("stuck", f"stands still ({_shown(reason)})")
 
 
 def _shown(text: str) -> str:

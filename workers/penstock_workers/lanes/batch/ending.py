@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from penstock_ledger import BatchLost, JobState
 from penstock_workers.item.attempt import JobView
+from penstock_workers.lane_changes import BATCH_REFUSED
 from penstock_workers.lanes.batch.judging import Parting
 from penstock_workers.lanes.batch.led_batch import LedBatch
 from penstock_workers.lanes.batch.packing.packed import PackedBatch
@@ -18,7 +19,6 @@ from penstock_workers.lanes.batch.standing import Standing
 log = logging.getLogger(__name__)
 
 FULL_TRIES: Final = 7  # after 25 minutes of waits for room a batch that is alone at its provider is too large
-REFUSED: Final = "batch_refused"
 REFUSED_MAX: Final = (
     8  # batches of a job in a row, for no line of theirs: then it is nothing that smaller ones could find
 )
@@ -109,12 +109,12 @@ class Ending:
             "provider batch %s of job %s was refused by its provider (%s); it names %d of its %d lines", batch.tag, batch.job_id,
             words, at_fault, batch.requests,
         )  # fmt: skip
-        await led.collected(f"{REFUSED}: {words}")
+        await led.collected(f"{BATCH_REFUSED}: {words}")
         refused_in_a_row = led.around.store.refused_in_a_row
-        if not at_fault and await led.in_thread(refused_in_a_row, batch.job_id, REFUSED_MAX, REFUSED):
+        if not at_fault and await led.in_thread(refused_in_a_row, batch.job_id, REFUSED_MAX, BATCH_REFUSED):
             reason = (
-                f"{REFUSED}: the provider {batch.provider} has refused {REFUSED_MAX} batches of this job in a row and named no "
-                f"line ({words}); correct what it says and resume the job, which tries smaller batches"
+                f"{BATCH_REFUSED}: the provider {batch.provider} has refused {REFUSED_MAX} batches of this job in a row and "
+                f"named no line ({words}); correct what it says and resume the job, which tries smaller batches"
             )
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
 
@@ -142,13 +142,13 @@ class Ending:
         batches then."""
         led, batch = self._led, self._led.batch
         words = (
-            f"provider batch {batch.tag} of {batch.requests} requests has more tokens than the account takes even alone "
-            f"({why}); set providers.{batch.provider}.batch_enqueued_tokens to what the account may have, start the worker "
-            "again, and resume the job"
+            f"{BATCH_REFUSED}: provider batch {batch.tag} of {batch.requests} requests has more tokens than the account "
+            f"takes even alone ({why}); set providers.{batch.provider}.batch_enqueued_tokens to what the account may have, "
+            "start the worker again, and resume the job"
         )
         await led.around.jobs.stop(batch.job_id, JobState.PAUSED, words)
         await led.delete(unasked=True)
-        await led.collected(f"{REFUSED}: {why}")
+        await led.collected(f"{BATCH_REFUSED}: {why}")
 
 
 def _why(seen: BatchSeen) -> str:

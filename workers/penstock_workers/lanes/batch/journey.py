@@ -15,6 +15,7 @@ from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_ratelimit import full_jitter
 from penstock_workers.errors import JobCannotRun
 from penstock_workers.failure_log import FailureLog
+from penstock_workers.lane_changes import BATCH_REFUSED
 from penstock_workers.lanes.batch.ending import Ending
 from penstock_workers.lanes.batch.led_batch import LOOK_AT_JOB_S, LedBatch, Surroundings
 from penstock_workers.lanes.batch.packing.packer import Stopped
@@ -97,7 +98,10 @@ class Journey:
             case TokenCapReached():
                 await led.wait_for_room(str(error))
                 return
-            case AccountStopped() | BatchRefused() | JobCannotRun():
+            case BatchRefused():
+                await jobs.stop(job_id, JobState.PAUSED, f"{BATCH_REFUSED}: {name}: {error}")
+                wait_s = max(wait_s, LOOK_AT_JOB_S)
+            case AccountStopped() | JobCannotRun():
                 await jobs.stop(job_id, JobState.PAUSED, f"{name}: {error}")
                 wait_s = max(wait_s, LOOK_AT_JOB_S)
             case SourceUnavailable():

@@ -1,7 +1,7 @@
 """A provider batch that its provider works on: it is looked at until it has ended, and cancelled where its job ends.
 
 A provider that never says a word that means the end is not asked for ever: past its window and a day more the batch counts as
-stuck. Its job pauses then, and a person who resumes it takes the documents back.
+stuck. Its job pauses then: control moves it to another lane that it permits, or a person who resumes it takes the documents back.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from typing import Any, Final
 
 from penstock_ledger import BatchState, JobState, ProviderBatch
+from penstock_workers.lane_changes import BATCH_STUCK
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
 from penstock_workers.lanes.batch.provider import BatchGone, BatchSeen
 from penstock_workers.lanes.batch.standing import Standing
@@ -21,7 +22,6 @@ log = logging.getLogger(__name__)
 POLL_GROWTH: Final = 1.5
 POLL_GROWTHS_MAX: Final = 100  # far beyond every cap; a power of some thousands is no float any more
 CANCEL_TAKES_S: Final = 900.0  # OpenAI names ten minutes; what is stuck is not waited for any longer
-STUCK: Final = "batch_stuck"
 CANCELLED: Final = "its job has ended or left the lane; the provider was asked to cancel it, which may take ten minutes"
 
 
@@ -73,18 +73,18 @@ class Watching:
                 "provider batch %s of job %s (%s at %s) is still %s, and is not looked at any more; what it answers from now on "
                 "is paid for and not read", batch.tag, batch.job_id, batch.remote_id, batch.provider, seen.status,
             )  # fmt: skip
-            await led.collected(f"{STUCK}: it was still {seen.status}")
+            await led.collected(f"{BATCH_STUCK}: it was still {seen.status}")
             return True
         if led.standing is Standing.RUNS and not self._is_stuck:
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck_words(batch, seen))
-            await led.write(why=f"{STUCK}: it should have ended long ago")
+            await led.write(why=f"{BATCH_STUCK}: it should have ended long ago")
             led.note_standing()
         return False
 
     @property
     def _is_stuck(self) -> bool:
         """Whether its job was paused for it."""
-        return (self._led.batch.why or "").startswith(STUCK)
+        return (self._led.batch.why or "").startswith(BATCH_STUCK)
 
     @property
     def _is_overdue(self) -> bool:
@@ -112,7 +112,7 @@ class Watching:
 def _stuck_words(batch: ProviderBatch, seen: BatchSeen) -> str:
     hours = (time.time() - (batch.created_at or 0.0)) / 3_600
     return (
-        f"{STUCK}: provider batch {batch.remote_id} at {batch.provider} with {batch.requests} documents is still {seen.status} "
-        f"after {hours:.0f} hours (batch.stuck_after_s); look at it there. Resume the job to take its documents back: the batch "
-        "is cancelled, what it has answered is kept, and the rest goes into another one"
+        f"{BATCH_STUCK}: provider batch {batch.remote_id} at {batch.provider} with {batch.requests} documents is still "
+        f"{seen.status} after {hours:.0f} hours (batch.stuck_after_s); look at it there. Resume the job to take its documents "
+        "back: the batch is cancelled, what it has answered is kept, and the rest goes into another one"
     )
