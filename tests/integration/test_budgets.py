@@ -259,6 +259,7 @@ def test_no_budget_is_passed_in_fifty_seeded_runs(house: House, monkeypatch: pyt
     """Spent and reserved never pass a budget by more than one call's estimate, whatever answers cost, fail, are repaired, and die
     with their workers; each run ends by itself and has used its budget up; what was billed is counted once; more finishes it."""
     monkeypatch.setattr(accounts, "SPENT_S", 0.0)
+    monkeypatch.setattr(accounts, "STRAY_S", 0.0)
     jobs = [
         house.submit(8, f"seed-{seed}", budget_usd=random.Random(seed).uniform(0.003, 0.011), max_attempts=9)
         for seed in range(SEEDS)
@@ -304,7 +305,7 @@ def test_what_dead_workers_reserved_is_given_back(house: House, monkeypatch: pyt
 
 
 def test_calls_under_way_stay_reserved_when_redis_was_only_restarted(house: House) -> None:
-    """With its data kept: only where SQL has the outcome is nothing reserved any more, since Redis may have lost the call's end."""
+    """Only where SQL has the outcome is nothing reserved any more, since Redis may have lost the end of that call."""
     job = house.submit(2, "restarted", budget_usd=0.01)
     house.control.tick()
     house.hot.budgets.renew("alive")

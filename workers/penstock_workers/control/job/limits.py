@@ -130,7 +130,9 @@ class JobLimits:
             self._quiet_since.pop(job.job_id, None)
             return False
         if not under_way:
-            return look.documents == 0 and not packs(job.lane)  # of batches their worker knows what the next one may cost
+            return look.documents == 0 and not packs(
+                job.lane
+            )  # of batches their worker knows what the next one may cost
         if look.fits or self._untried.get(job.job_id):
             self._quiet_since.pop(job.job_id, None)
             return False
