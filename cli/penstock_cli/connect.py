@@ -18,7 +18,17 @@ from penstock_cli.state import StateFolder
 if TYPE_CHECKING:
     import redis
 
-    from penstock_ledger import BatchSum, Database, JobStore, LaneMove, MadeWith, Meta, OutcomeStore, RedisLedger
+    from penstock_ledger import (
+        Account,
+        BatchSum,
+        Database,
+        JobStore,
+        LaneMove,
+        MadeWith,
+        Meta,
+        OutcomeStore,
+        RedisLedger,
+    )
     from penstock_ledger.model import Job
     from penstock_producer.settings import ProducerSettings
     from penstock_ratelimit.for_penstock import QuotaView
@@ -91,6 +101,14 @@ class Books:
         from penstock_ledger import ProviderBatchStore
 
         return ProviderBatchStore(self.database).sums(job.job_id)
+
+    def held_by_batches(self, job: Job) -> tuple[Account | None, dict[str, int]]:
+        """The account of its budget, and what each of its batches at a provider may cost, in millionths of a dollar."""
+        from penstock_ledger import ProviderBatchStore
+
+        redis = self.redis_if_running()
+        account = None if redis is None else redis.budgets.seen(job.job_id)
+        return account, {} if account is None else ProviderBatchStore(self.database).may_cost(job.job_id)
 
     def batches_created(self, job: Job) -> tuple[int, int]:
         """How many of them providers took, and the requests in them."""

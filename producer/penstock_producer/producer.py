@@ -24,7 +24,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, Result, TakenFiles
 from penstock_ledger.vectors import Vectors
-from penstock_producer.accepting.acceptance import check_acceptable
+from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane
 from penstock_producer.accepting.borders import Borders
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS, NewJobs
 from penstock_producer.accepting.results_probe import ResultsProbe
@@ -359,6 +359,8 @@ class Producer:
         spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
         if found.spec.get("budget_usd") is None:
             check_acceptable(spec, self._settings.prices(spec.provider))
+            if budget_usd is not None and found.lane not in spec.permitted_lanes:  # it was moved there by hand
+                check_other_lane(spec, found.lane, self._settings)
         return self._jobs.amend(found.job_id, spec.to_json(), digest_of(spec, found.source), expect=found.digest)
 
     def cancel(self, job: str) -> bool:

@@ -15,7 +15,22 @@ import pytest
 from batch_house import USAGE, House, Memory, batch_house, good, quick
 from servers import RedisServer
 
-from penstock_ledger import BatchState, ItemKey, LaneMoves, OutcomeStore, Remainder, RemainderStore, Result
+from penstock_ledger import (
+    BatchState,
+    Begin,
+    BeginReply,
+    ItemKey,
+    LaneMoves,
+    MayCost,
+    Meta,
+    OutcomeStore,
+    RedisAddress,
+    RedisLedger,
+    Remainder,
+    RemainderStore,
+    Result,
+    buckets_for,
+)
 from penstock_ledger.model import Job, JobState
 from penstock_workers.lanes.batch import ending, leader, sending, watching
 from penstock_workers.lanes.batch.provider import (
@@ -407,6 +422,26 @@ async def test_answers_that_come_while_their_documents_go_on_are_stored_or_count
     counts = house.counts(job)
     assert (counts.succeeded, counts.answered_twice, counts.calls) == (3, 0, 4)
     assert [(one.key.doc_id, one.calls) for one in waiting(house, job)] == [("d1", 0)]
+
+
+async def test_a_batch_leaves_what_a_call_has_reserved(house: House) -> None:
+    """A document that was handed over is asked for in another lane, too: its budget holds while that call is under way."""
+    house.provider.ended = False
+    job = house.submit(2, budget_usd=1.0, params={"max_tokens": 10})
+    hot = RedisLedger(RedisAddress.parse(house.settings.redis_url).connect(), Meta(house.producer._database).epoch())
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+        moved(house, job, "api")
+        [batch] = house.store.not_handed_over(job.job_id)
+        house.store.hand_over(batch)
+        call = Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), MayCost(3_000, owner="me"))
+        assert hot.begin([call])[0].reply is BeginReply.GO
+        house.provider.ended = True
+        await house.until(lambda: not house.store.open_of(job.job_id))
+    assert house.counts(job).succeeded == 2
+    account = hot.budgets.seen(job.job_id)
+    assert account is not None
+    assert account.reserved == 3_000
 
 
 async def test_lost_files_are_packed_again(house: House) -> None:

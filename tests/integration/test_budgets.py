@@ -35,6 +35,7 @@ from penstock_ledger import (
     SettledDone,
     SettledRetry,
     buckets_for,
+    keys,
     open_database,
 )
 from penstock_ledger.model import DeadLetter
@@ -258,8 +259,9 @@ def test_no_budget_is_passed_in_fifty_seeded_runs(house: House, monkeypatch: pyt
     """Spent and reserved never pass a budget by more than one call's estimate, whatever answers cost, fail, are repaired, and die
     with their workers; each run ends by itself and has used its budget up; what was billed is counted once; more finishes it."""
     monkeypatch.setattr(accounts, "SPENT_S", 0.0)
+    monkeypatch.setattr(accounts, "STRAY_S", 0.0)
     jobs = [
-        house.submit(12, f"seed-{seed}", budget_usd=random.Random(seed).uniform(0.004, 0.016), max_attempts=9)
+        house.submit(8, f"seed-{seed}", budget_usd=random.Random(seed).uniform(0.003, 0.011), max_attempts=9)
         for seed in range(SEEDS)
     ]
     played = Played(house, {job.job_id: round(job.spec["budget_usd"] * USD) for job in jobs})
@@ -300,6 +302,69 @@ def test_what_dead_workers_reserved_is_given_back(house: House, monkeypatch: pyt
     assert house.hot.budgets.look(job.job_id, 10_000).reserved == 3_000
     house.control.tick()
     assert house.hot.budgets.look(job.job_id, 10_000).reserved == 1_000
+
+
+def test_calls_under_way_stay_reserved_when_redis_was_only_restarted(house: House) -> None:
+    """Only where SQL has the outcome is nothing reserved any more, since Redis may have lost the end of that call."""
+    job = house.submit(2, "restarted", budget_usd=0.01)
+    house.control.tick()
+    house.hot.budgets.renew("alive")
+    docs = [ItemKey(job.job_id, 1, f"d{nth}") for nth in range(2)]
+    begins = [Begin(key, buckets_for(job), MayCost(1_000 * (nth + 1), owner="alive")) for nth, key in enumerate(docs)]
+    assert [begun.reply for begun in house.hot.begin(begins)] == [BeginReply.GO] * 2
+    house.outcomes.settle([Result(docs[0], 200, b"{}", None, None, None, 1, 1, 700, 1, 1, 1)], [])
+    for _ in range(2):
+        house.redis.set(keys.EPOCH_RUN, "the run before")
+        house.control.tick()
+        house.control.tick()
+        assert house.hot.budgets.seen(job.job_id) == Account(700, 2_000, None)
+    house.redis.flushall()
+    house.control.tick()
+    house.control.tick()
+    assert house.hot.budgets.seen(job.job_id) == Account(700, 0, None)
+
+
+def test_only_a_most_that_was_passed_raises_later_estimates(house: House) -> None:
+    """An answer that nothing bounds may cost far more than was guessed: that says nothing of calls whose most is known."""
+    job = house.submit(4, "loose", budget_usd=0.1)
+    house.control.tick()
+
+    def reserved(doc: str, call: MayCost) -> int:
+        key = ItemKey(job.job_id, 1, doc)
+        assert house.hot.begin([Begin(key, buckets_for(job), call)])[0].reply is BeginReply.GO
+        return house.hot.budgets.look(job.job_id, 100_000).reserved
+
+    def ends(doc: str, cost: int) -> None:
+        done = SettledDone(ItemKey(job.job_id, 1, doc), buckets_for(job), cost_microusd=cost, has_budget=True)
+        house.hot.settle(SettleBatch([done]))
+
+    assert reserved("d0", MayCost(1_000, is_most=False)) == 1_000
+    ends("d0", 9_000)
+    assert reserved("d1", MayCost(1_000)) == 1_000
+    assert reserved("d2", MayCost(1_000, is_most=False)) == 1_000 + 9_000
+    ends("d1", 1_500)
+    assert reserved("d3", MayCost(1_000)) == 9_000 + 1_000 + 500
+
+
+def test_about_as_many_documents_come_back_as_there_is_room_for(house: House) -> None:
+    """Of hundreds that wait a few are tried when a call's room appears, and all of them once nothing is under way."""
+    job = house.submit(1, "crowd", budget_usd=0.01)
+    house.control.tick()
+    house.redis.delete(QUEUE)
+    house.hot.budgets.reserve_batch(job.job_id, 10_000, "t1", 9_000, spent=0)
+    house.hot.park(job.job_id, [b'{"nth": %d}' % nth for nth in range(300)])
+    refused = Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), MayCost(3_000))
+    assert house.hot.begin([refused])[0].reply is BeginReply.NO_ROOM
+    house.control.tick()
+    assert house.redis.llen(QUEUE) == 0
+    house.hot.budgets.reserve_batch(job.job_id, 10_000, "t1", 4_000, spent=0)
+    house.control.tick()
+    assert house.redis.llen(QUEUE) == 2 * 6_000 // 3_000
+    house.control.tick()
+    assert house.redis.llen(QUEUE) == 4 + 2 * 6_000 // 1_500
+    house.hot.budgets.end_batch(job.job_id, "t1", spent=0)
+    house.control.tick()
+    assert house.redis.llen(QUEUE) == 300
 
 
 def test_batches_and_calls_reserve_in_one_account(house: House) -> None:

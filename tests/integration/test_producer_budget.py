@@ -12,6 +12,8 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.main import command_line
 from penstock_ledger import JobStore, open_database
 from penstock_producer import Producer, ProducerSettings, SpecError
+from penstock_producer.accepting.acceptance import check_other_lane
+from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProviderFacts
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.run.reading.jobs import read_job
@@ -37,6 +39,21 @@ def test_a_budget_without_prices_is_refused(producer: Producer, source: Path) ->
     job = producer.open_job({"prompt": "{text}", "model": "m"})
     with pytest.raises(SpecError, match=NAMED):
         producer.limit(job.job_id, budget_usd=3.0, deadline_s=None)
+
+
+def test_a_budget_is_refused_beside_a_lane_that_reserves_nothing(url: str, source: Path) -> None:
+    """Neither a file's lanes, nor a budget that comes later, nor a move: models of one's own take no money per token."""
+    both = {"prompt": "{text}", "model": "m", "lanes": ["api", "gpu"]}
+    with Producer(ProducerSettings(database_url=url, providers=PRICED)) as made:
+        with pytest.raises(SpecError, match=r"lane gpu reserves nothing of it.*leave gpu out of lanes"):
+            made.submit(source, {**both, "budget_usd": 2})
+        job = made.submit(source, both)
+        with pytest.raises(SpecError, match="lane gpu reserves nothing of it"):
+            made.limit(job.job_id, budget_usd=2.0, deadline_s=None)
+        spec = JobSpec.accepted(SPEC)
+        with pytest.raises(SpecError, match="a budget of 2 USD, and lane gpu reserves nothing of it"):
+            check_other_lane(spec, "gpu", ProducerSettings(database_url=url))
+        check_other_lane(spec, "batch", ProducerSettings(database_url=url))
 
 
 @pytest.mark.parametrize("settings", [ProducerSettings, WorkerSettings])

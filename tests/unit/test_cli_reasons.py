@@ -12,9 +12,18 @@ from rich.console import Console
 from penstock_cli.show.figures import JobFigures, retried_by_reason
 from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel, reason_lines
 from penstock_cli.show.quota import QuotaSeen, lines, troubles
-from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, in_hooks, latest_cause, retried_line, unserved
+from penstock_cli.show.reasons import (
+    CAUSE_FRESH_S,
+    bound,
+    cause_line,
+    held_budget,
+    in_hooks,
+    latest_cause,
+    retried_line,
+    unserved,
+)
 from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
-from penstock_ledger import Cause, WorkerSeen
+from penstock_ledger import Account, Cause, WorkerSeen
 from penstock_producer.feed.served import missing_provider
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView
@@ -59,6 +68,20 @@ def test_a_hook_that_hangs_is_named() -> None:
     (told,) = in_hooks([slow, other, silent], (None, "mine:clean"))
     assert told.startswith("2 documents are in the hook mine:clean, the longest for 41 s")
     assert list(in_hooks([other], ("mine:clean", None))) == []
+
+
+def test_batches_that_hold_what_calls_wait_for_are_named() -> None:
+    """A job whose calls have no room beside a batch that runs on at its provider does not stand still without a reason."""
+    account = Account(spent=3_000_000, reserved=6_500_000, lacking=600_000)
+    told = held_budget(10.0, account, {"t-1": 6_500_000})
+    assert told == (
+        "calls wait for the budget of 10 USD: 6.5 USD of it are held by batch t-1 until the provider ends it"
+    )
+    assert "held by 2 batches (t-1 and others) until" in (held_budget(10.0, account, {"t-2": 1, "t-1": 2}) or "")
+    assert held_budget(11.0, account, {"t-1": 6_500_000}) is None
+    assert held_budget(10.0, account, {}) is None
+    assert held_budget(10.0, account._replace(lacking=None), {"t-1": 6_500_000}) is None
+    assert held_budget(10.0, None, {"t-1": 6_500_000}) is None
 
 
 def test_only_hooks_that_take_long_are_told_of() -> None:

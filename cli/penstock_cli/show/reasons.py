@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from penstock_cli.show.figures import MICRO
 from penstock_cli.show.text import count, duration, one_line
 from penstock_producer.feed.served import ALIVE_S
 
 if TYPE_CHECKING:
-    from penstock_ledger import Cause, RedisLedger, WorkerSeen
+    from penstock_ledger import Account, Cause, RedisLedger, WorkerSeen
     from penstock_ledger.model import Job
     from penstock_ratelimit.for_penstock import QuotaView
 
@@ -94,6 +95,20 @@ def in_hooks(workers: Iterable[WorkerSeen], hooks: Iterable[str | None]) -> Iter
                 f"{inside} in the hook {one_line(hook)}, the longest for {duration(seconds)}; after a minute it counts as "
                 "failed"
             )
+
+
+def held_budget(budget_usd: float, account: Account | None, batches: Mapping[str, int]) -> str | None:
+    """That calls wait since batches may still cost what is left of the budget; None where none do. ``batches``: what
+    each may cost, in millionths of a dollar, by its tag."""
+    held = sum(batches.values())
+    if account is None or account.lacking is None or not held:
+        return None
+    if account.committed + account.lacking <= budget_usd * MICRO:
+        return None
+    first = min(batches)
+    named = f"batch {first}" if len(batches) == 1 else f"{count(len(batches))} batches ({first} and others)"
+    until = "the provider ends it" if len(batches) == 1 else "the provider ends them"
+    return f"calls wait for the budget of {budget_usd:g} USD: {held / MICRO:.2g} USD of it are held by {named} until {until}"
 
 
 def _in_hook(seen: WorkerSeen, hook: str | None) -> tuple[int, float] | None:

@@ -10,7 +10,7 @@ from penstock_cli.show.batches import batches_line
 from penstock_cli.show.engines import engines_of
 from penstock_cli.show.figures import MICRO, Counter, JobFigures, Speed, retried_by_reason
 from penstock_cli.show.quota import QuotaSeen, lift_command, troubles
-from penstock_cli.show.reasons import bound, cause_line, in_hooks, latest_cause, unserved, unserved_model
+from penstock_cli.show.reasons import bound, cause_line, held_budget, in_hooks, latest_cause, unserved, unserved_model
 from penstock_cli.show.text import one_line
 from penstock_cli.watching.all_alike import so_far
 from penstock_producer.feed.queues import queue_name
@@ -108,6 +108,9 @@ class Watch:
         line = None if cause is None else cause_line(cause)
         found = [None if served else unserved(seen, lane)]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
+        budget_usd = self.job.spec.get("budget_usd")
+        if budget_usd is not None and self.job.moves and not packs(lane):  # there its batches say what they wait for
+            found.append(held_budget(budget_usd, *self._books.held_by_batches(self.job)))
         if packs(lane) and not served and (missing := missing_provider(seen, lane, provider)) is not None:
             found.append(
                 f"{one_line(missing)}: add [providers.{one_line(provider)}] and its key where one of them runs"

@@ -84,7 +84,7 @@ class SettledDone(NamedTuple):
     calls: int = 1  # requests sent in this attempt; those of earlier attempts were counted with their retries
     keep: Keep | None = None
     reused: str | None = None  # the result's reason, where no call was made
-    has_budget: bool = False  # its job has: nothing is reserved for it any more
+    has_budget: bool = False  # its job has, and this was its call: nothing is reserved for it any more
 
 
 class SettledDead(NamedTuple):

@@ -14,6 +14,7 @@ import redis
 from penstock_ledger import keys
 from penstock_ledger.in_redis.chunks import chunks
 from penstock_ledger.in_redis.redis_scripts import Scripts
+from penstock_ledger.model import ItemKey
 
 OWNER_LEASE_S: Final = 60.0
 """A worker that has not said for so long that it lives makes no calls any more."""
@@ -66,6 +67,11 @@ class BudgetBook:
         """Nothing of it is under way any more; what it cost is in ``spent``."""
         self._scripts.budget(job_id, "give_back", spent, f"{_BATCH}{tag}", "")
 
+    def seen(self, job_id: str) -> Account | None:
+        """The account as it is; None where Redis knows of no budget of this job."""
+        found = self._scripts.budget(job_id, "show")
+        return None if found is None else _account(found)
+
     def tried_again(self, job_id: str) -> None:
         """What was refused goes back to the workers: see anew what lacks."""
         self._scripts.budget(job_id, "tried")
@@ -74,9 +80,26 @@ class BudgetBook:
         """The job has no budget any more."""
         self._client.delete(*(_name(job_id, part) for part in ("budget", "account", "reserved")))
 
+    def relearn(self, job_id: str) -> None:
+        """Redis may have lost a part: the next ``look`` brings what SQL knows. Calls under way keep what is reserved for them."""
+        self._scripts.budget(job_id, "relearn")
+
     def renew(self, owner: str) -> None:
         """A worker that makes calls says that it lives: its reservations stand."""
         self._scripts.owners(owner, OWNER_LEASE_S)
+
+    def calls(self, job_id: str) -> dict[ItemKey, str]:
+        """What is reserved for documents, as it stands."""
+        found = dict[ItemKey, str]()
+        for name, entry in self._client.hscan_iter(_name(job_id, "reserved"), count=SCAN_STEP):
+            generation, _, doc_id = name.decode().partition(":")
+            if generation.isdecimal():  # else it is a batch's
+                found[ItemKey(job_id, int(generation), doc_id)] = entry.decode()
+        return found
+
+    def end_calls(self, job_id: str, calls: Mapping[ItemKey, str]) -> None:
+        """Nothing is reserved any more for these documents, where it still stands as ``calls`` found it."""
+        self.give_back(job_id, {f"{key.generation}:{key.doc_id}": entry for key, entry in calls.items()})
 
     def stray(self, job_id: str, open_batches: Iterable[str]) -> dict[str, str]:
         """Reservations of workers that are dead, and of batches that are not open: by their names, as they stand."""
@@ -98,11 +121,11 @@ class BudgetBook:
 
     def give_back(self, job_id: str, reservations: Mapping[str, str]) -> int:
         """Those that still stand as they were found; returns their sum."""
-        before = self._scripts.budget(job_id, "show")
+        before = self.seen(job_id)
         for chunk in chunks(reservations.items()):
             self._scripts.budget(job_id, "give_back", "", *(part for pair in chunk for part in pair))
-        after = self._scripts.budget(job_id, "show")
-        return 0 if before is None or after is None else max(0, int(before[1]) - int(after[1]))
+        after = self.seen(job_id)
+        return 0 if before is None or after is None else max(0, before.reserved - after.reserved)
 
 
 def _account(found: list[bytes]) -> Account:

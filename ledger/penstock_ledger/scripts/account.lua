@@ -3,9 +3,9 @@
 --
 --   penstock:<job>:budget    string: its budget in millionths of a dollar, as control knows it; without this key nothing is asked
 --   penstock:<job>:account   hash: reserved, the sum of the next; spent, as SQL has it; most, of the costliest call so far; over, by
---                            which a call cost more than was estimated; lacking, the least that was refused since control looked
+--                            which a call cost more than the most it was thought to; lacking, the least refused since control looked
 --   penstock:<job>:reserved  hash: "<generation>:<document>" or "batch:<tag>" -> what may be paid, what of it is paid already, the
---                            estimate of the call, and who makes it
+--                            estimate of the call (0 where it is not the most), and who makes it
 --   penstock:<job>:stats     hash of counters: cost_microusd
 
 local accounts = {} -- job prefix -> its account, as this call finds and changes it
@@ -55,7 +55,7 @@ local function reserve(job, name, budget, paid, estimate, is_most, owner)
   local account, before = account_of(job), held(job, name)
   local call = estimate
   if call > 0 then
-    call = (is_most or account.most == 0) and call + account.over or account.most
+    call = is_most and call + account.over or account.most > 0 and account.most or call
   end
   local wanted = paid + call - before
   if call > 0 and wanted > 0 and account.spent + account.reserved + wanted > budget then
@@ -63,7 +63,7 @@ local function reserve(job, name, budget, paid, estimate, is_most, owner)
     if lacking == 0 or wanted < lacking then redis.call('HSET', job .. ':account', 'lacking', string.format('%.0f', wanted)) end
     return false
   end
-  hold(job, name, before, paid + call, paid, is_most and estimate or call, owner)
+  hold(job, name, before, paid + call, paid, is_most and estimate or 0, owner)
   return true
 end
 
@@ -81,7 +81,7 @@ local function conclude(job, name, cost)
   if amount == 0 then return end
   local account, call = account_of(job), cost - paid
   if call > account.most then change(job, 'most', call) end
-  if call - estimate > account.over then change(job, 'over', call - estimate) end
+  if estimate > 0 and call - estimate > account.over then change(job, 'over', call - estimate) end
   hold(job, name, amount, 0, 0, 0, '?')
 end
 

@@ -7,6 +7,7 @@
 --   reserve: budget, what SQL counts as spent, name, what it may cost
 --   give_back: what SQL counts as spent (""), then names, each with the entry that is meant ("" for any)
 --   tried: what was refused is tried again: forget the least of it
+--   relearn: after a rebuild look brings what SQL knows once more; what is reserved stands where Redis still has it
 -- Returns 0 where Redis does not know of the budget (look knows it then), else {spent, reserved, lacking, 1 where it was reserved}; all
 -- of them as text, since Lua's numbers are cut
 
@@ -51,6 +52,9 @@ elseif asked == 'give_back' then
   end
 elseif asked == 'tried' then
   redis.call('HDEL', job .. ':account', 'lacking')
+elseif asked == 'relearn' then
+  redis.call('DEL', job .. ':budget')
+  if redis.call('EXISTS', job .. ':reserved') == 0 then redis.call('HDEL', job .. ':account', 'reserved') end
 end
 
 local account = account_of(job)

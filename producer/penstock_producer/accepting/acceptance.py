@@ -43,6 +43,8 @@ def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> No
         refusal = f"lane {lane} stores vectors as they come, and the job has embedding_dtype"
     if spec.model is None and spec.takes_records and not has_own_model(lane):
         refusal = f"lane {lane} asks a provider, and the job names no model"
+    if spec.budget_usd is not None and has_own_model(lane):
+        refusal = f"the job has a budget of {spec.budget_usd:g} USD, and {_NOTHING_RESERVED.format(lane)}"
     if refusal is not None:
         raise SpecError([Problem("invalid_value", "/lane", refusal, "")])
 
@@ -69,11 +71,20 @@ def check_estimate(spec: JobSpec, estimated_usd: float | None) -> None:
     raise SpecError([Problem("budget_below_estimate", "/budget_usd", words, fix)])
 
 
+_NOTHING_RESERVED = (
+    "lane {} reserves nothing of it: it runs a model of its own, whose hours are paid and known only afterwards"
+)
+
+
 def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
     problem = f"{spec.budget_usd:g} USD would never be reached"
     if not spec.asks_a_provider:
         why = f"{problem}: lane {spec.first_lane} runs a model of its own, which costs no money per token"
         raise SpecError([Problem("invalid_value", "/budget_usd", why, "leave it out, or give a deadline")])
+    hosting = next(filter(has_own_model, spec.permitted_lanes), None)
+    if hosting is not None:
+        fix = f"leave the budget out, or leave {hosting} out of lanes"
+        raise SpecError([Problem("invalid_value", "/budget_usd", _NOTHING_RESERVED.format(hosting), fix)])
     if provider.prices_of(spec.model) is not None:
         return
     place = f"providers.{spec.provider}"

@@ -157,8 +157,8 @@ class JobSteps:
             return
         if job.moves and not self._has_left(job, under_way):
             return
-        if seen.parked and self._limits.may_unpark(job):
-            self._unpark(job, seen)
+        if seen.parked:
+            self._unpark(job, seen, self._limits.to_unpark(job, seen.parked, UNPARK_MAX))
         for feed in live.feeds:
             for shard, part in self._feeding.parts(job, feed, shards.get(feed.feed.generation, ())):
                 with self._faults_of(job, shard):
@@ -236,9 +236,9 @@ class JobSteps:
         )  # fmt: skip
         return LedFeed(feeder, Reconciler(self._outcomes, self._hot), self._next_reconciliation(), job.lane)
 
-    def _unpark(self, job: Job, seen: JobSeen) -> None:
-        if seen.parked:
-            self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
+    def _unpark(self, job: Job, seen: JobSeen, most: int = UNPARK_MAX) -> None:
+        if seen.parked and most:
+            self._hot.unpark(job.job_id, self._queue(job), most)
 
     def _advance(self, job: Job, led: LedFeed, outstanding: int) -> None:
         feed = led.feeder.feed

@@ -19,13 +19,23 @@ QUIET_S: Final = 10.0
 """With nothing under way and a document that the rest does not pay for, others in the queue are waited for so long."""
 ENDED_S: Final = 5.0
 """Between two looks whether a job that is paused by its budget has all its outcomes by now."""
+RETURNED: Final = 2
+"""So many times the documents that the room pays for go back to the queue: while they are there, other calls end."""
+TRIED: Final = 10
+"""With no room for the least that was refused, so many others go back in a round: those not tried since may cost less."""
 
 
 class _Look(NamedTuple):
     """What a job's budget lets it do in this round."""
 
     documents: int  # that may be fed
-    may_unpark: bool
+    account: Account
+    room: int  # in millionths of a dollar, beside what is reserved
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for some of what was refused."""
+        return self.account.lacking is None or self.account.lacking <= self.room
 
 
 class JobLimits:
@@ -37,6 +47,8 @@ class JobLimits:
         self._states = states
         self._accounts = accounts
         self._looks: dict[str, _Look] = {}  # of jobs with a budget
+        self._untried: dict[str, int] = {}  # messages that wait since the others of their job went back to the queue
+        self._least: dict[str, int] = {}  # what a document that waits is taken to cost at least
         self._quiet_since: dict[str, float] = {}  # monotonic
         self._ended_at: dict[
             str, float
@@ -62,14 +74,25 @@ class JobLimits:
         self._looks[job.job_id] = look._replace(documents=look.documents - documents)
         return documents
 
-    def may_unpark(self, job: Job) -> bool:
-        """Whether what waits outside the queue goes back to it: not while the budget has no room for any of it."""
-        look = self._looks.get(job.job_id)
+    def to_unpark(self, job: Job, parked: int, most: int) -> int:
+        """How many of the messages that wait outside the queue go back to it: about as many as the budget has room for."""
+        look, name = self._looks.get(job.job_id), job.job_id
         if look is None:
-            return True
-        if look.may_unpark:
-            self._accounts.tried_again(job.job_id)
-        return look.may_unpark
+            return most
+        left = self._untried.pop(name, 0)
+        if look.fits:
+            self._accounts.tried_again(name)
+            left = min(parked, most)
+            least = look.account.lacking or self._least.pop(name, 0) // 2  # what went back last found room
+            number = max(1, RETURNED * look.room // least) if least else most
+            self._least[name] = least
+        else:
+            number = min(left, TRIED)
+        if not look.account.reserved:  # no call will leave more room than there is: see which of all finds some
+            number = max(number, left)
+        number = min(number, most)
+        self._untried[name] = max(0, left - number)
+        return number
 
     def go_on_if_done(self, job: Job) -> bool:
         """Let a job end that is paused by its budget, where what was under way has given it all its outcomes."""
@@ -82,7 +105,7 @@ class JobLimits:
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
         self._accounts.keep_only(live)
-        for held in (self._looks, self._quiet_since, self._ended_at):
+        for held in (self._looks, self._untried, self._least, self._quiet_since, self._ended_at):
             for job_id in held.keys() - set(live):
                 del held[job_id]
 
@@ -92,24 +115,25 @@ class JobLimits:
         under_way = sum(seen.outstanding)
         left = round(budget_usd * MICROUSD) - account.spent
         documents = affordable(left / MICROUSD, stats, under_way)
-        fits = account.lacking is None or account.lacking <= left - account.reserved
-        self._looks[job.job_id] = _Look(documents, fits)
-        if left > 0 and not self._is_at_end(job, spec, account, seen, documents, fits):
+        look = self._looks[job.job_id] = _Look(documents, account, left - account.reserved)
+        if left > 0 and not self._is_at_end(job, look, seen):
             return False
         if self._has_all(job):  # no document is left to pay for: the feed reaches its end
             self._looks.pop(job.job_id)
             return False
         return self._states.move(job, JobState.PAUSED, self._why(job, budget_usd, account, mean_cost(stats)))
 
-    def _is_at_end(self, job: Job, spec: JobSpec, account: Account, seen: JobSeen, documents: int, fits: bool) -> bool:
+    def _is_at_end(self, job: Job, look: _Look, seen: JobSeen) -> bool:
         """Whether nothing is under way that could leave something of what is reserved, and the rest pays for nothing."""
         under_way = sum(seen.outstanding)
-        if account.reserved:
+        if look.account.reserved:
             self._quiet_since.pop(job.job_id, None)
             return False
         if not under_way:
-            return documents == 0 and not packs(job.lane)  # of batches their worker knows what the next one may cost
-        if fits:
+            return look.documents == 0 and not packs(
+                job.lane
+            )  # of batches their worker knows what the next one may cost
+        if look.fits or self._untried.get(job.job_id):
             self._quiet_since.pop(job.job_id, None)
             return False
         since = self._quiet_since.setdefault(job.job_id, time.monotonic())

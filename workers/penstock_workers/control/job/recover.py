@@ -50,11 +50,18 @@ class Recovery:
             for page in self._outcomes.terminal_docs(job.job_id, generation, REHYDRATE_PAGE):
                 self._hot.rehydrate(job.job_id, generation, page, buckets_for(job))
         self._hot.reset_stats(job.job_id, stats_from(self._outcomes.counts(job.job_id)))
-        self._hot.budgets.lift(job.job_id)  # the round after this reserves anew what SQL knows to be under way
+        self._end_calls(job)
+        self._hot.budgets.relearn(job.job_id)  # the round after this reserves what SQL knows of batches
         self._hot.set_job_lane(job)
         is_leaving = job.moves and self._moves.of(job.job_id)[-1].left_at is None
         if not packs(job.lane) or is_leaving:  # what is in batches is known to SQL alone
             self._jobs.rewind_feeds(job.job_id)
+
+    def _end_calls(self, job: Job) -> None:
+        """Redis may have lost the end of a call whose outcome SQL has: nothing is reserved for that document any more."""
+        calls = self._hot.budgets.calls(job.job_id)
+        ended = self._outcomes.terminal(calls)
+        self._hot.budgets.end_calls(job.job_id, {key: entry for key, entry in calls.items() if key in ended})
 
 
 def stats_from(counts: Counts) -> dict[str, int]:

@@ -69,31 +69,15 @@ class BatchRecords:
         for attempt, outcome in group:
             if not isinstance(attempt, BatchAttempt):
                 continue
-            used, has_budget = attempt.spent_in_all[:3], attempt.job.spec.budget_usd is not None
+            used = attempt.spent_in_all[:3]  # what is reserved is its batch's, until that is settled
             if isinstance(outcome, Done):
                 after_retry = attempt.calls_in_all > 1 or attempt.retries > 0
                 done.append(
-                    SettledDone(
-                        attempt.key,
-                        attempt.job.buckets,
-                        after_retry,
-                        *used,
-                        calls=attempt.calls_in_all,
-                        has_budget=has_budget,
-                    )
+                    SettledDone(attempt.key, attempt.job.buckets, after_retry, *used, calls=attempt.calls_in_all)
                 )
             elif isinstance(outcome, Dead):
                 reason = outcome.letter.reason
-                dead.append(
-                    SettledDead(
-                        attempt.key,
-                        attempt.job.buckets,
-                        reason,
-                        *used,
-                        calls=attempt.calls_in_all,
-                        has_budget=has_budget,
-                    )
-                )
+                dead.append(SettledDead(attempt.key, attempt.job.buckets, reason, *used, calls=attempt.calls_in_all))
             elif isinstance(outcome, Retry):
                 again.append(SettledCrash(attempt.key, reason_of(outcome)))
         self._hot.settle(SettleBatch(done, dead, tried_again=again))
