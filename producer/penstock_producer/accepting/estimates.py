@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import orjson
 
@@ -105,6 +105,6 @@ def answers_asked(body: Any) -> int:
     return min(ANSWERS_MAX, max((number for number in wanted if _is_number(number)), default=1))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int]:
     """JSON's true is none."""
     return type(value) is int and value > 0
