@@ -112,6 +112,7 @@ if TYPE_CHECKING:
     from penstock_ledger.store_errors import Trouble as Trouble
     from penstock_ledger.store_errors import in_words as in_words
     from penstock_ledger.store_errors import trouble_of as trouble_of
+    from penstock_ledger.stored_values import FIGURE_MAX as FIGURE_MAX
     from penstock_ledger.stored_values import storable as storable
     from penstock_ledger.stores.batch_remainders import RemainderStore as RemainderStore
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
@@ -182,7 +183,7 @@ else:
             "penstock_ledger.stores.schedules": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
-            "penstock_ledger.stored_values": "storable",
+            "penstock_ledger.stored_values": "FIGURE_MAX storable",
             "penstock_ledger.store_errors": "in_words Trouble trouble_of",
             "penstock_ledger.sql.tables": "HEAD",
             "penstock_ledger.vectors": "Vectors",

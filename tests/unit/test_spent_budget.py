@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
+import orjson
 import pytest
 from attempts import make_attempt
 
+from penstock_ledger import FIGURE_MAX
+from penstock_producer.accepting.estimates import ANSWERS_MAX, OUTPUT_MAX, answers_asked, output_asked
+from penstock_producer.accepting.token_meter import MEDIA
 from penstock_producer.prices.spent_budget import budget_of, next_budget, spent_budget, without_command
-from penstock_workers.item.run.may_cost import may_cost
+from penstock_producer.prices.token_prices import ModelPrices
+from penstock_producer.prompts.script_tokens import by_script
+from penstock_workers.item.run.may_cost import BYTES_PER_TOKEN, MEDIA_TOKENS, dearest, may_cost, prompt_bound
 from penstock_workers.item.spent import Spent
 from penstock_workers.settings import ProviderSettings
 
@@ -57,3 +65,43 @@ def test_a_call_may_cost_what_its_dearest_tokens_cost() -> None:
     assert 2 * 100 * 20 < call.estimate <= 2 * 100 * 20 + len(body)
     attempt.spent = Spent(1, 1, 77)
     assert may_cost(attempt) == call._replace(paid=77)
+
+
+@pytest.mark.parametrize("absurd", [2**64 - 1, -5, True, 1e9, "7"])
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_absurd_figures_of_a_request_stay_within_the_ledgers_bounds(absurd: object, in_batch: bool) -> None:
+    """What a row says of its answer is bounded or not believed, so that its cost always fits where it is kept."""
+    body = orjson.dumps({"max_tokens": absurd, "n": absurd})
+    prices = ModelPrices(input=1.0, output=1_000.0)
+    cost, is_most = dearest(prices, body, 10, in_batch=in_batch)
+    believed = absurd == 2**64 - 1
+    assert (cost, is_most) == ((FIGURE_MAX, True) if believed else (256_010, False))
+    assert output_asked(orjson.loads(body)) == (OUTPUT_MAX if believed else None)
+    assert answers_asked(orjson.loads(body)) == (ANSWERS_MAX if believed else 1)
+
+
+def test_every_api_says_in_its_own_way_how_many_answers_it_wants() -> None:
+    """Those that are written and not shown are paid for, too."""
+    assert answers_asked({"n": 2, "best_of": 5}) == 5
+    assert answers_asked({"generationConfig": {"candidateCount": 3}}) == 3
+    assert answers_asked([1]) == 1
+
+
+def test_a_prompt_is_bounded_by_its_length_and_files_in_it_are_not_text() -> None:
+    """An image has as many tokens as one has, in each API's form; a long text that only looks like one counts whole."""
+    texts = [b'{"a":"%s"}' % (b"word " * 500), b'{"data":"%s"}' % (b"two words " * 500)]
+    assert [prompt_bound(text) for text in texts] == [-(-len(text) // BYTES_PER_TOKEN) for text in texts]
+    for form in (b'{"url":"data:image/png;base64,%s"}', b'{"data":"%s"}', b'{"data":"data:audio/wav;base64,%s"}'):
+        assert MEDIA_TOKENS < prompt_bound(form % (b"A" * 1_000_000)) < MEDIA_TOKENS + 100
+
+
+@pytest.mark.parametrize(
+    "text", [" " * 1_000_000, ("a" * 999 + " ") * 1_000, "data:;base64," * 77_000], ids=["blanks", "runs", "marks"]
+)
+def test_a_hostile_text_is_counted_in_linear_work(text: str) -> None:
+    """A megabyte takes less than two seconds of the processor; work in the square of its length would take minutes."""
+    began = time.process_time()
+    by_script(text)
+    MEDIA.search(text)
+    prompt_bound(text.encode())
+    assert time.process_time() - began < 2.0

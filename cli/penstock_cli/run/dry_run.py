@@ -44,7 +44,7 @@ def show(
 ) -> None:
     """``documents`` are the first of the source; ``provider`` is None for lanes that ask none; ``rules`` are of the choice
     of a lane."""
-    from penstock_producer.accepting.acceptance import beyond_budget
+    from penstock_producer.accepting.acceptance import beyond_budget, estimated_usd
     from penstock_producer.tally import Tally
 
     tally = Tally.of_pin(found.pin)
@@ -73,7 +73,7 @@ def show(
     console.print(table(beside(found.estimate, usable, spec, provider)))
     for line in choice_lines(spec, found.estimate, usable, provider, rules):
         console.print(safe(line), soft_wrap=True)
-    if words := beyond_budget(spec.budget_usd, found.estimate.usd(provider.prices_of(spec.model))):
+    if words := beyond_budget(spec.budget_usd, estimated_usd(spec, found.estimate, provider)):
         console.print(f"{words} (--over-budget {spec.over_budget})", soft_wrap=True)
 
 

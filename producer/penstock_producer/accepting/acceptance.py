@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.endpoints import OPENAI
 from penstock_producer.job.lanes import BATCH_LANE, DEFAULT_LANE, LANES, has_own_model, packs
@@ -15,7 +16,7 @@ from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 
-__all__ = ["beyond_budget", "can_answer", "check_acceptable", "check_estimate", "check_other_lane"]
+__all__ = ["beyond_budget", "can_answer", "check_acceptable", "check_estimate", "check_other_lane", "estimated_usd"]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,11 @@ def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> No
         refusal = f"the job has a budget of {spec.budget_usd:g} USD, and {_NOTHING_RESERVED.format(lane)}"
     if refusal is not None:
         raise SpecError([Problem("invalid_value", "/lane", refusal, "")])
+
+
+def estimated_usd(spec: JobSpec, guess: Estimate, provider: ProviderFacts) -> float | None:
+    """By the price of batches where the job can go nowhere else; by the full one where it may. None where it is unknown."""
+    return guess.usd(provider.prices_of(spec.model), in_batch=all(map(packs, spec.permitted_lanes)))
 
 
 def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import orjson
 
@@ -12,13 +12,16 @@ from penstock_producer.accepting.token_meter import MEDIA, TokenMeter
 from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
 from penstock_producer.prompts.script_tokens import CALIBRATED
 
-__all__ = ["CHARS_PER_TOKEN", "DEFAULT_OUTPUT_TOKENS", "MTOK", "Estimate", "Measure", "output_asked"]
+__all__ = ["CHARS_PER_TOKEN", "DEFAULT_OUTPUT_TOKENS", "MTOK", "Estimate", "Measure", "answers_asked", "output_asked"]
 
 CHARS_PER_TOKEN: Final = 4.0  # what budgets of batches and the rate limiter begin with; a test holds the two together
 DEFAULT_OUTPUT_TOKENS: Final = 256  # the same
 MEASURED: Final = 1_000  # documents that an estimate is taken from
 MEASURED_BYTES: Final = 64 * 1024 * 1024  # of them: large documents are alike sooner
 MTOK: Final = 1_000_000
+OUTPUT_MAX: Final = 10**9  # tokens of one answer that are believed; no model comes near
+ANSWERS_MAX: Final = 1_000  # of one request; providers take 128 at most
+TOKENS_MAX: Final = 2**53  # of a whole job: what JSON, SQL and Redis hold
 _OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
 
 
@@ -56,7 +59,7 @@ class Measure:
 
     def add(self, body: bytes) -> None:
         request = orjson.loads(body)
-        most, choices = output_asked(request), _choices(request)
+        most, choices = output_asked(request), answers_asked(request)
         self.documents += 1
         self.size += len(body)
         self.tokens_in += self.meter.prompt(request)
@@ -71,7 +74,8 @@ class Measure:
             return Estimate(0, 0, True, self.meter.by)
         share = total / self.documents
         prompts = share if size is None or not self.only_text else size / self.size
-        return Estimate(round(self.tokens_in * prompts), round(self.tokens_out * share), self.capped, self.meter.by)
+        tokens_in, tokens_out = round(self.tokens_in * prompts), round(self.tokens_out * share)
+        return Estimate(min(tokens_in, TOKENS_MAX), min(tokens_out, TOKENS_MAX), self.capped, self.meter.by)
 
     @classmethod
     def taken(cls, bodies: Iterable[bytes], meter: TokenMeter | None = None) -> Measure:
@@ -83,15 +87,24 @@ class Measure:
 
 
 def output_asked(body: Any) -> int | None:
-    """The most tokens that a request lets its answer have; None where it does not say."""
+    """The most tokens that a request lets its answer have; None where it does not say, or says what no answer can have."""
     if not isinstance(body, dict):
         return None
     config = body.get("generationConfig")  # where requests to Gemini say it
     found = [fields.get(name) for fields in (body, config) if isinstance(fields, dict) for name in _OUTPUT_FIELDS]
-    return next((most for most in found if isinstance(most, int)), None)
+    return next((min(most, OUTPUT_MAX) for most in found if _is_number(most)), None)
 
 
-def _choices(body: Any) -> int:
-    """How many answers a request asks for."""
-    wanted = body.get("n") if isinstance(body, dict) else None
-    return wanted if type(wanted) is int and wanted > 0 else 1
+def answers_asked(body: Any) -> int:
+    """How many answers a request asks for, and pays: `best_of` are written, of which `n` are shown."""
+    if not isinstance(body, dict):
+        return 1
+    config = body.get("generationConfig")
+    gemini = config.get("candidateCount") if isinstance(config, dict) else None
+    wanted = (body.get("n"), body.get("best_of"), gemini)
+    return min(ANSWERS_MAX, max((number for number in wanted if _is_number(number)), default=1))
+
+
+def _is_number(value: Any) -> TypeGuard[int]:
+    """JSON's true is none."""
+    return type(value) is int and value > 0

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from penstock_ledger import Database, JobNotFound, JobStore
 from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFiles
-from penstock_producer.accepting.acceptance import check_acceptable, check_estimate
+from penstock_producer.accepting.acceptance import check_acceptable, check_estimate, estimated_usd
 from penstock_producer.accepting.borders import Borders
 from penstock_producer.accepting.same_job import digest_of
 from penstock_producer.accepting.survey import Survey
@@ -81,7 +81,7 @@ class NewJobs:
         taken: TakenFiles | None = None,
     ) -> Job:
         """Of a source that was read whole. Raises SpecError before anything is spent, JobConflict and FilesTaken."""
-        check_estimate(spec, found.estimate.usd(self._settings.prices(spec.provider).prices_of(spec.model)))
+        check_estimate(spec, estimated_usd(spec, found.estimate, self._settings.prices(spec.provider)))
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)
         shards = found.split_points.split(found.total, plan.feeders)

@@ -27,8 +27,8 @@ COUNTED_CHARS: Final = 1024 * 1024  # of all texts: what is counted before the r
 PIECE_CHARS: Final = 20_000  # given to a tokenizer at once: some take quadratic time on a text without blanks
 MESSAGE_TOKENS: Final = 4  # around each chat message: its role and its marks
 MEDIA: Final = re.compile(
-    r"(?:data:[\w/+.-]{1,60};base64,)?[A-Za-z0-9+/]{1000,}={0,2}"
-)  # no text, and no tokens of one
+    r"(?:data:[\w/+.-]{1,60};base64,)?(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{1000,}={0,2}"
+)  # no text, and no tokens of one; looked for only where a run begins, so that many runs that are too short cost little
 _TEXTS: Final = (
     "messages", "system", "prompt", "input", "instructions", "contents", "systemInstruction", "query", "documents", "text_1",
     "text_2",

@@ -144,7 +144,7 @@ _TABLE: Final = (
         form=FlagForm.DURATION, flag="deadline",
     ),
     Option(
-        "budget_usd", "Pause the job when it has cost this much; needs a known price of its model.",
+        "budget_usd", "Pause the job before a request for which the rest of this budget may not be enough; needs a known price.",
         form=FlagForm.NUMBER,
     ),
     Option(

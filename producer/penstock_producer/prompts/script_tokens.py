@@ -14,7 +14,7 @@ WORD, LETTERS_WHOLE, LETTER_BEYOND = 1.0, 6, 0.5  # a word of ASCII letters, and
 MARKS, MARK_BEYOND = 0.5, 0.33  # a run of punctuation, and each mark in it beyond the first
 _WORDS: Final = re.compile(r"[A-Za-z]+")
 _MARKS: Final = re.compile(r"[!-/:-@\[-`{-~]+")
-_OF_ASCII: Final = ((re.compile(r"[0-9]{1,3}"), 1.0), (re.compile(r"\s*\n+"), 0.6), (re.compile(r" {2,}"), 1.0))
+_OF_ASCII: Final = ((re.compile(r"[0-9]{1,3}"), 1.0), (re.compile(r"\n\s*"), 0.6), (re.compile(r" {2,}"), 1.0))
 _LETTERS: Final = (
     (re.compile(r"[\u00c0-\u024f\u1e00-\u1eff]"), 0.42),  # Latin letters with accents
     (re.compile(r"[\u0370-\u03ff]"), 0.42),  # Greek

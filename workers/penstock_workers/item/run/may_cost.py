@@ -5,16 +5,28 @@ An engine of the worker's own is paid by the hour: what its calls cost is known 
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Final
 
-from penstock_ledger import MayCost
-from penstock_producer.accepting.estimates import Measure
-from penstock_producer.prices.token_prices import TokensUsed
+import orjson
+
+from penstock_ledger import FIGURE_MAX, MayCost
+from penstock_producer.accepting.estimates import DEFAULT_OUTPUT_TOKENS, answers_asked, output_asked
+from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.settling.rows import prices_of
 
 HOUR: Final = b'"1h"'
 """In every request that asks for a prompt cache of an hour, whose tokens cost more to write."""
+BYTES_PER_TOKEN: Final = 2
+"""Of the whole request. English has four bytes a token, compact JSON two and a half, Chinese four; only noise has fewer than two.
+The event loop waits for this, so no text is looked into."""
+MEDIA_BYTES: Final = 1_000
+MEDIA_LOOKED_FOR: Final = 64
+"""An inlined file has more bytes than the first; of a request that has more of them than the second, the others count as text."""
+MEDIA_TOKENS: Final = 2_000
+"""Of an inlined file: more than an image has. A long sound or document has more; the answer's own figures say so."""
+_MEDIA_MARKS: Final = (b";base64,", b'"data":"')
 
 
 def may_cost(attempt: Attempt) -> MayCost | None:
@@ -24,12 +36,42 @@ def may_cost(attempt: Attempt) -> MayCost | None:
     prices, paid = prices_of(attempt.job, None), attempt.spent.cost_microusd
     if prices is None:
         return MayCost(paid=paid)
-    guess = Measure.taken([attempt.body]).of(1)
-    tokens_in, tokens_out = guess.tokens_in, guess.tokens_out
-    for_hour = tokens_in if HOUR in attempt.body else 0
+    return MayCost(*dearest(prices, attempt.body, prompt_bound(attempt.body)), paid)
+
+
+def dearest(prices: ModelPrices, body: bytes, tokens_in: int, *, in_batch: bool = False) -> tuple[int, bool]:
+    """Millionths of a dollar, and whether the request says how long its answer may be; where it does not, that is as long as
+    first estimates have it. ``tokens_in`` are those of its prompt."""
+    request = orjson.loads(body)
+    most = output_asked(request)
+    tokens_out = answers_asked(request) * (DEFAULT_OUTPUT_TOKENS if most is None else most)
+    for_hour = tokens_in if HOUR in body else 0
     ways = (
         TokensUsed(tokens_in, tokens_out),
         TokensUsed(tokens_in, tokens_out, cache_written=tokens_in, cache_written_hour=for_hour),
-        TokensUsed(tokens_in, tokens_out, reasoning=tokens_out),
+        TokensUsed(tokens_in, tokens_out, 0, tokens_in, tokens_out, for_hour),
     )
-    return MayCost(max(1, *map(prices.microusd, ways)), guess.capped, paid)
+    cost = max(prices.microusd(used, in_batch=in_batch) for used in ways)
+    return min(FIGURE_MAX, max(1, cost)), most is not None
+
+
+def prompt_bound(body: bytes) -> int:
+    """More tokens than nearly every prompt has, by its length alone."""
+    files, size = _media(body)
+    return ceil((len(body) - size) / BYTES_PER_TOKEN) + files * MEDIA_TOKENS
+
+
+def _media(body: bytes) -> tuple[int, int]:
+    """How many inlined files a request has, and their bytes."""
+    files = size = 0
+    for mark in _MEDIA_MARKS:
+        start = body.find(mark)
+        for _ in range(MEDIA_LOOKED_FOR):
+            if start < 0:
+                break
+            start += len(mark)
+            end = body.find(b'"', start)
+            if end - start > MEDIA_BYTES and body.find(b" ", start, end) < 0 and body[start : start + 5] != b"data:":
+                files, size = files + 1, size + end - start
+            start = body.find(mark, max(start, end))
+    return files, size

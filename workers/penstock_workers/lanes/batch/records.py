@@ -104,16 +104,17 @@ def _by_batch(group: Iterable[Settled]) -> Mapping[str, list[tuple[BatchAttempt,
 def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
     """For the next batch."""
     is_counted = isinstance(outcome, Retry) and outcome.counted
-    calls, used = attempt.calls_in_all, attempt.spent_in_all[:3]
+    calls, (prompt, completion, cost) = attempt.calls_in_all, attempt.spent_in_all[:3]
     if (
         attempt.has_left
     ):  # what this batch has cost is in no row, which may be gone already or another's: see ``_beside``
         own = attempt.spent
-        calls, used = calls - attempt.calls, tuple(whole - part for whole, part in zip(used, own[:3], strict=True))
+        calls -= attempt.calls
+        prompt, completion, cost = prompt - own[0], completion - own[1], cost - own[2]
     attempts = attempt.number if is_counted else attempt.retries
     reason = reason_of(outcome) if isinstance(outcome, Retry) else outcome.why.partition(":")[0]
     most = max(1, (attempt.beside + 1) // 2) if reason == "batch_refused" else None
-    return Remainder(attempt.key, attempt.position, attempts, calls, *used, reason, most)
+    return Remainder(attempt.key, attempt.position, attempts, calls, prompt, completion, cost, reason, most)
 
 
 def _beside(attempt: BatchAttempt) -> PaidBeside:

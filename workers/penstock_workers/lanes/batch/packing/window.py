@@ -12,13 +12,11 @@ from math import ceil
 from typing import Any, Final
 from uuid import uuid4
 
-import orjson
-
-from penstock_ledger import DeadLetter, ItemKey, NewProviderBatch, Remainder
-from penstock_producer.accepting.estimates import DEFAULT_OUTPUT_TOKENS, output_asked
+from penstock_ledger import FIGURE_MAX, DeadLetter, ItemKey, NewProviderBatch, Remainder
 from penstock_producer.feed.routes import model_of
-from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
+from penstock_producer.prices.token_prices import ModelPrices
 from penstock_ratelimit import Estimator
+from penstock_workers.item.run.may_cost import dearest
 from penstock_workers.lanes.batch.packing.custom_ids import custom_id
 from penstock_workers.lanes.batch.packing.packed import PackedDocument, PackedFolder, PackedWriter
 from penstock_workers.lanes.batch.provider import BadLine, BatchProvider, LineTooLong
@@ -103,7 +101,8 @@ class Window:
             return False
         packing.writer.add(document, line, body)
         packing.tokens += tokens
-        packing.may_cost_microusd += self._may_cost(model, body, tokens)
+        may_cost = packing.may_cost_microusd + self._may_cost(model, body, tokens)
+        packing.may_cost_microusd = min(FIGURE_MAX, may_cost)
         packing.keys.append(before.key)
         return True
 
@@ -133,9 +132,7 @@ class Window:
         prices = self._terms.prices_of(model)
         if prices is None:
             return 0
-        most = output_asked(orjson.loads(body))
-        used = TokensUsed(prompt_tokens, DEFAULT_OUTPUT_TOKENS if most is None else most)
-        return prices.microusd(used, in_batch=True)
+        return dearest(prices, body, prompt_tokens, in_batch=True)[0]
 
     def _is_full(self, packing: _Open, size: int, tokens: int) -> bool:
         limits, terms = self._provider.limits, self._terms
