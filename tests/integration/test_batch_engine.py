@@ -417,6 +417,7 @@ async def test_answers_that_come_while_their_documents_go_on_are_stored_or_count
             [Remainder(key, str(nth), 0, 0, 0, 0, 0, "lane_left") for nth, key in enumerate(keys)]
         )
         moved(house, job, "api")
+        await house.until(lambda: house.provider.cancelled == {"0"})
         house.provider.ended = True
         await house.until(lambda: not house.store.open_of(job.job_id))
     counts = house.counts(job)
