@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import SchemaMissing as SchemaMissing
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
     from penstock_ledger.errors import SpoolConflict as SpoolConflict
+    from penstock_ledger.errors import TablesInUse as TablesInUse
     from penstock_ledger.errors import TooManySchedules as TooManySchedules
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
@@ -80,7 +81,7 @@ else:
                 "DatabaseUnavailable DatabaseUnusable JobClosed JobConflict JobError JobNotFound "
                 "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost ScheduleExists "
                 "ScheduleNotFound "
-                "SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
+                "SchemaError SchemaMissing SchemaTooNew SpoolConflict TablesInUse TooManySchedules"
             ),
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
             "penstock_ledger.schedule": "CatchUp Firing Schedule",
