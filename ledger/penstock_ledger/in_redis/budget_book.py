@@ -17,7 +17,7 @@ from penstock_ledger.in_redis.redis_scripts import Scripts
 from penstock_ledger.model import ItemKey
 
 OWNER_LEASE_S: Final = 60.0
-"""A worker that has not said for so long that it lives makes no calls any more."""
+"""A worker that has not renewed its claim for so long makes no calls any more."""
 SCAN_STEP: Final = 1_000
 _BATCH: Final = "batch:"
 

@@ -36,7 +36,7 @@ class JobNow(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A lane for now, and the one that does what it leaves."""
+    """The lane to begin with, and the one that does what it leaves."""
 
     now: LaneNow
     then: LaneNow | None  # None: none
