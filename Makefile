@@ -17,7 +17,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm test-airflow chart check monitoring format bench bench-vllm soak clean
+.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm test-airflow docs chart check monitoring format bench bench-vllm soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,9 @@ $(EMBED_VENV)/.installed: pyproject.toml constraints.txt
 demo-clean: ## remove the files of the demos, so that the next one starts from nothing
 	rm -rf $(DEMO) $(DEMO)-embed
 
+# The tests start Penstock hundreds of times: compiled once, also where PYTHONDONTWRITEBYTECODE keeps each start from doing so.
 test: $(STAMP) ## run every test that CI runs, two at a time
+	@$(BIN)/python -m compileall -q cli gateway ledger producer ratelimit simulate workers
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images and not airflow"
 
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
@@ -79,6 +81,9 @@ $(AIRFLOW)/.installed: pyproject.toml
 	@$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[worker,embedded]' --group airflow
 	@touch $@
 
+docs: $(STAMP) ## build the pages as a site into site/, strictly: no broken links, no network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 chart: $(STAMP) ## renew the chart's golden file and its table of values (look at the diff)
 	@PYTHONPATH=tests $(BIN)/python -m chart.renew
 
@@ -88,8 +93,8 @@ monitoring: $(STAMP) ## write alert rules, dashboards and their docs from the ca
 check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package boundaries
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/pyright --warnings --pythonpath $(BIN)/python
+	@$(BIN)/pyright --warnings --pythonpath $(BIN)/python & pyright=$$!; \
+	if $(BIN)/mypy; then wait $$pyright; else wait $$pyright; exit 1; fi
 	@$(BIN)/python -m pytest -q tests/contract/test_boundaries.py
 
 format: $(STAMP) ## format the code

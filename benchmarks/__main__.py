@@ -15,6 +15,7 @@ MODULES = {
     "a": "queues.feed", "b": "queues.queue_path", "n": "noop_path", "c": "http_path", "d": "queues.redis_bytes",
     "e": "parts.memory", "q": "pace", "m": "parts.embed", "f": "parts.flower", "t": "parts.tracing",
     "r": "queues.redis_steps", "g": "growth", "h": "parts.http_clients", "u": "reuse", "p": "parts.plan",
+    "s": "parts.direct_door", "o": "parts.door_uploads",
 }  # fmt: skip
 EXPLAINED = {
     "a": "feed rate", "b": "queue path against stock Celery", "n": "queue path with both stores, no-op lane",
@@ -23,6 +24,7 @@ EXPLAINED = {
     "t": "tracing off, of one item in a hundred, and of all", "r": "what Redis spends on each step of an item",
     "g": "what grows with a job",
     "h": "HTTP clients alone", "p": "plan and --dry-run beside the run itself",
+    "s": "calls that wait beside direct calls", "o": "files up and down through the door",
     "u": "equal requests: looked for, fanned out, and taken from the cache",
 }  # fmt: skip
 

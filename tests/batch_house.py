@@ -199,13 +199,16 @@ def quick(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> None:
 
 
 @contextlib.contextmanager
-def batch_house(redis_url: str, folder: Path, memory: Memory, database_url: str | None = None) -> Iterator[House]:
+def batch_house(
+    redis_url: str, folder: Path, memory: Memory, database_url: str | None = None, **provider: Any
+) -> Iterator[House]:
     settings = WorkerSettings.load(
         redis_url=redis_url, database_url=database_url or f"sqlite:///{folder}/ledger.db", lane="batch", control=False,
         batch={"folder": folder / "packed", "poll_first_s": 0.02, "poll_cap_s": 0.05, "unclear_s": 0.02},
         providers={
             "default": {
                 "usd_per_mtok_in": 100, "usd_per_mtok_out": 200, "batch_discount": 0.5, "batch_enqueued_tokens": 1_000,
+                **provider,
             }
         },
     )  # fmt: skip

@@ -54,9 +54,12 @@ async def batch_server(handle: Handle | None = None) -> AsyncIterator[BatchServe
 
 
 @contextlib.asynccontextmanager
-async def provider_at(url: str, kind: Any = "openai", times: Times = SHORT) -> AsyncIterator[BatchProvider]:
+async def provider_at(
+    url: str, kind: Any = "openai", times: Times = SHORT, profile: Any = None
+) -> AsyncIterator[BatchProvider]:
     """Its key is read from KEY_VARIABLE, which the test has set."""
-    provider = open_batches("theirs", ProviderSettings(kind=kind, base_url=url, api_key_env=KEY_VARIABLE), times)
+    settings = ProviderSettings(kind=kind, base_url=url, api_key_env=KEY_VARIABLE, profile=profile)
+    provider = open_batches("theirs", settings, times)
     try:
         yield provider
     finally:

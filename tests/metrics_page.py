@@ -12,7 +12,10 @@ Page = dict[str, dict[tuple[tuple[str, str], ...], float]]
 def scrape(port: int) -> Page:
     """Every sample by name and labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        text = answer.read().decode()
+        return read(answer.read().decode())
+
+
+def read(text: str) -> Page:
     page: Page = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -22,6 +22,10 @@ SUBMIT: Final = _examples(
     "penstock submit night.yaml",
     "penstock submit --from-job tickets --where reason=schema_mismatch --model large --job tickets-large",
 )
+SERVE: Final = _examples(
+    "penstock serve --port 8080 --state serving --base-url https://api.openai.com/v1 --api-key-env OPENAI_API_KEY",
+    "penstock serve --lane gpu --model Qwen/Qwen3-8B --state serving",
+)
 PREVIEW: Final = _examples(
     'penstock preview tickets.jsonl --prompt "Summarise: {text}" --model gpt-4o-mini',
     "penstock preview night.yaml -n 10",
@@ -37,6 +41,7 @@ PLAN: Final = _examples(
 STATUS: Final = _examples("penstock status tickets --watch", "penstock status tickets --state results/.penstock --json")
 JOBS: Final = _examples("penstock jobs --limit 10")
 REPORT: Final = _examples("penstock report tickets --json")
+COSTS: Final = _examples("penstock costs --since 30d", "penstock costs --by lane --json")
 RESULTS: Final = _examples(
     "penstock results tickets -o output.jsonl",
     "penstock results tickets -o - | head",
@@ -57,6 +62,13 @@ WORKER: Final = _examples(
 )
 CONTROL: Final = _examples("penstock control")
 FLOWER: Final = _examples("penstock flower --port 5555")
+GATEWAY: Final = _examples("penstock gateway --port 8600", "penstock gateway --host 0.0.0.0")
+KEYS_CREATE: Final = _examples(
+    "penstock keys create operations --scope admin",
+    "penstock keys create night-batch --tenant search --requests-per-minute 600 --budget-usd 200 --expires 90d",
+)
+KEYS_LIST: Final = _examples("penstock keys list")
+KEYS_REVOKE: Final = _examples("penstock keys revoke key_4c1f0e9a2b7d5e8f3a6c1b90")
 LIMITS: Final = _examples("penstock limits --watch", "penstock limits --lift default")
 DOCTOR: Final = _examples("penstock doctor", "penstock doctor --state results/.penstock")
 SIMULATE: Final = _examples("penstock simulate --port 8080 --rpm 600")

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from penstock_cli.settings import debug
-from penstock_cli.show.text import safe
 from penstock_cli.state import StateFolder
 from penstock_ledger.errors import EXIT_USAGE, PenstockError, SchemaMissing
+from penstock_producer.reporting.text import safe
 
 # Packages that are usable alone, so that their errors have roots of their own.
 _ROOTS_OF_THEIR_OWN = (("penstock_ratelimit.errors", "RateLimitError"), ("penstock_simulate.errors", "BadSetting"))

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.show.text import safe
+from penstock_producer.reporting.text import safe
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_cli.report.account import Report
     from penstock_ledger.model import Job
+    from penstock_producer.reporting.account import Report
 
 REPORT_NAME = "report.json"
 REPORT_MAX_BYTES = 1_000_000  # what is larger is no report

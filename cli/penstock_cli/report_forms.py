@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.files import STDOUT, write_lines
-from penstock_cli.report.course import course_of
-from penstock_cli.show.text import argument
+from penstock_producer.reporting.course import course_of
+from penstock_producer.reporting.text import argument
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_cli.report.account import Report
     from penstock_ledger.model import Job
+    from penstock_producer.reporting.account import Report
 
 TEXT_WIDTH: Final = 120  # of a report that goes into a file
 

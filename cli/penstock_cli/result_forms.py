@@ -19,7 +19,7 @@ from penstock_cli.files import (
     write_results,
     write_with_provenance,
 )
-from penstock_cli.show.text import count
+from penstock_producer.reporting.text import count
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books

@@ -1,9 +1,10 @@
 """The state folder of one-machine mode: where everything lies, and the lock that keeps two runs apart.
 
-STATE/lock             held (flock) by the `penstock run` that works here; holds its pid
+STATE/lock             held (flock) by the `penstock run` or `serve` that works here; holds its pid
 STATE/penstock.db      the SQL ledger: jobs, results, dead letters
 STATE/redis/           the private Redis: configuration, AOF, socket, log
 STATE/logs/            one log per worker process
+STATE/files/           uploads and results of the HTTP doors (`penstock serve`)
 STATE/figures/         per job: the figures that only Redis and the clock know, kept for reports
 """
 
@@ -56,7 +57,8 @@ class StateFolder:
         hint = f" Did you mean --state {nested}?" if (nested / "penstock.db").is_file() else ""
         raise UsageProblem(
             f"--state {path}: no state of a local run there (no penstock.db).{hint} "
-            "`penstock run` keeps its state in <out>/.penstock unless --state says otherwise."
+            "`penstock run` keeps its state in <out>/.penstock unless --state says otherwise, "
+            "`penstock serve` in its --state."
         )
 
     @classmethod
@@ -90,6 +92,10 @@ class StateFolder:
         return self.root / "logs"
 
     @property
+    def files(self) -> Path:
+        return self.root / "files"
+
+    @property
     def figures(self) -> Path:
         return self.root / "figures"
 
@@ -106,8 +112,8 @@ class StateFolder:
             except BlockingIOError:
                 holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise StateBusy(
-                    f"another `penstock run` (pid {holder}) is working in {self.root}. "
-                    "Wait for it, stop it with Ctrl-C, or give this run a --state of its own."
+                    f"another `penstock run` or `serve` (pid {holder}) is working in {self.root}. "
+                    "Wait for it, stop it with Ctrl-C, or give this one a --state of its own."
                 ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -13,6 +13,43 @@ from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     __all__: list[str]
+    from penstock_ledger.door_stores.api_keys import SCOPES as SCOPES
+    from penstock_ledger.door_stores.api_keys import ApiKey as ApiKey
+    from penstock_ledger.door_stores.api_keys import ApiKeyStore as ApiKeyStore
+    from penstock_ledger.door_stores.api_keys import KeyLimits as KeyLimits
+    from penstock_ledger.door_stores.api_keys import NewApiKey as NewApiKey
+    from penstock_ledger.door_stores.api_keys import looks_like_key as looks_like_key
+    from penstock_ledger.door_stores.batches import BatchesAsked as BatchesAsked
+    from penstock_ledger.door_stores.batches import BatchPage as BatchPage
+    from penstock_ledger.door_stores.batches import DoorBatch as DoorBatch
+    from penstock_ledger.door_stores.batches import DoorBatchState as DoorBatchState
+    from penstock_ledger.door_stores.batches import DoorBatchStore as DoorBatchStore
+    from penstock_ledger.door_stores.batches import LeasedBatch as LeasedBatch
+    from penstock_ledger.door_stores.batches import NewDoorBatch as NewDoorBatch
+    from penstock_ledger.door_stores.door_calls import CallClaim as CallClaim
+    from penstock_ledger.door_stores.door_calls import DoorCall as DoorCall
+    from penstock_ledger.door_stores.door_calls import DoorCallStore as DoorCallStore
+    from penstock_ledger.door_stores.door_calls import PushedCall as PushedCall
+    from penstock_ledger.door_stores.events import EVERY_EVENT as EVERY_EVENT
+    from penstock_ledger.door_stores.events import note_event as note_event
+    from penstock_ledger.door_stores.files import DoorFile as DoorFile
+    from penstock_ledger.door_stores.files import DoorFiles as DoorFiles
+    from penstock_ledger.door_stores.files import FileDetails as FileDetails
+    from penstock_ledger.door_stores.job_pages import JobPage as JobPage
+    from penstock_ledger.door_stores.job_pages import JobPages as JobPages
+    from penstock_ledger.door_stores.job_pages import JobPlace as JobPlace
+    from penstock_ledger.door_stores.letter_lines import LetterLine as LetterLine
+    from penstock_ledger.door_stores.letter_lines import letter_lines as letter_lines
+    from penstock_ledger.door_stores.spending import Spending as Spending
+    from penstock_ledger.door_stores.spending import SpendingStore as SpendingStore
+    from penstock_ledger.door_stores.tenant_costs import TenantCosts as TenantCosts
+    from penstock_ledger.door_stores.webhooks import Delivery as Delivery
+    from penstock_ledger.door_stores.webhooks import DueDelivery as DueDelivery
+    from penstock_ledger.door_stores.webhooks import Endpoint as Endpoint
+    from penstock_ledger.door_stores.webhooks import NewEndpoint as NewEndpoint
+    from penstock_ledger.door_stores.webhooks import WebhookStore as WebhookStore
+    from penstock_ledger.door_stores.whose import EVERYONE as EVERYONE
+    from penstock_ledger.door_stores.whose import Whose as Whose
     from penstock_ledger.errors import BatchLost as BatchLost
     from penstock_ledger.errors import DatabaseUnavailable as DatabaseUnavailable
     from penstock_ledger.errors import DatabaseUnusable as DatabaseUnusable
@@ -66,7 +103,12 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.budget_book import BudgetBook as BudgetBook
     from penstock_ledger.in_redis.causes import Cause as Cause
     from penstock_ledger.in_redis.causes import CauseBook as CauseBook
+    from penstock_ledger.in_redis.door_limits import Admission as Admission
+    from penstock_ledger.in_redis.door_limits import Admitted as Admitted
+    from penstock_ledger.in_redis.door_limits import DoorLimits as DoorLimits
     from penstock_ledger.in_redis.queue_book import QueueBook as QueueBook
+    from penstock_ledger.in_redis.quotas_seen import QuotaSeen as QuotaSeen
+    from penstock_ledger.in_redis.quotas_seen import quotas_seen as quotas_seen
     from penstock_ledger.in_redis.redis_address import REDIS_CONNECT_TIMEOUT_S as REDIS_CONNECT_TIMEOUT_S
     from penstock_ledger.in_redis.redis_address import REDIS_TIMEOUT_S as REDIS_TIMEOUT_S
     from penstock_ledger.in_redis.redis_address import RedisAddress as RedisAddress
@@ -143,6 +185,18 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "penstock_ledger.door_stores.api_keys": "ApiKey ApiKeyStore KeyLimits NewApiKey SCOPES looks_like_key",
+            "penstock_ledger.door_stores.batches": (
+                "BatchPage BatchesAsked DoorBatch DoorBatchState DoorBatchStore LeasedBatch NewDoorBatch"
+            ),
+            "penstock_ledger.door_stores.door_calls": "CallClaim DoorCall DoorCallStore PushedCall",
+            "penstock_ledger.door_stores.events": "EVERY_EVENT note_event",
+            "penstock_ledger.door_stores.files": "DoorFile DoorFiles FileDetails",
+            "penstock_ledger.door_stores.letter_lines": "LetterLine letter_lines",
+            "penstock_ledger.door_stores.spending": "Spending SpendingStore",
+            "penstock_ledger.door_stores.tenant_costs": "TenantCosts",
+            "penstock_ledger.door_stores.webhooks": "Delivery DueDelivery Endpoint NewEndpoint WebhookStore",
+            "penstock_ledger.door_stores.whose": "EVERYONE Whose",
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
                 "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep MayCost Memory Publish PublishReport "
@@ -150,7 +204,9 @@ else:
             ),
             "penstock_ledger.in_redis.budget_book": "Account BudgetBook",
             "penstock_ledger.in_redis.causes": "Cause CauseBook",
+            "penstock_ledger.in_redis.door_limits": "Admission Admitted DoorLimits",
             "penstock_ledger.sql.database": "Database open_database",
+            "penstock_ledger.door_stores.job_pages": "JobPage JobPages JobPlace",
             "penstock_ledger.errors": (
                 "BatchLost DatabaseUnavailable DatabaseUnusable FeedLost FilesTaken JobClosed JobConflict JobError JobNotFound "
                 "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost RedisForgot "
@@ -176,6 +232,7 @@ else:
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
             "penstock_ledger.stores.purge": "purge_job",
             "penstock_ledger.in_redis.queue_book": "QueueBook",
+            "penstock_ledger.in_redis.quotas_seen": "QuotaSeen quotas_seen",
             "penstock_ledger.in_redis.redis_address": "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets",
             "penstock_ledger.in_redis.redis_health": "is_cluster",
             "penstock_ledger.in_redis.redis_ledger": "RedisLedger",

@@ -48,6 +48,10 @@ penstock:parked:unknown             list    messages that no worker could read o
                                             purpose, because nothing is dropped in silence
 penstock:refused                    list    tasks that remote doors refused, newest first, as JSON: when, task, id, job key and
                                             reason, without any content of documents; the last 1,000
+penstock:callers:<digest>:minute    string  of a tenant (or a key) at the HTTP doors: when the requests that it may have in a
+                                            minute are used up again; expires
+penstock:callers:<digest>:now       zset    its requests that are under way, where they are limited -> until when they count
+                                            (Unix seconds, this server's clock)
 penstock:door:<digest of task id>   string  how often a remote door has begun this task and not ended it: processes that it
                                             took with it; expires
 penstock:sweep:<unacked key>        string  short-lived: some worker has looked for ended leases of a lane just now
@@ -79,6 +83,7 @@ from typing import Final
 from penstock_ledger.model import FeedKind, Job
 
 __all__ = [
+    "ANSWERED",
     "ANSWERS_MAX",
     "BUDGET_OWNERS",
     "CONTROLS",
@@ -102,6 +107,8 @@ __all__ = [
     "bound_queue",
     "bucket_count",
     "buckets_for",
+    "callers_minute",
+    "callers_now",
     "delayed",
     "delayed_clock",
     "delayed_raw",
@@ -134,6 +141,7 @@ WORKERS: Final = PREFIX + "workers"
 CONTROLS: Final = PREFIX + "controls"
 BUDGET_OWNERS: Final = PREFIX + "budgets:owners"
 PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
+ANSWERED: Final = PREFIX + "answered"  # a channel, no key: documents whose callers wait, once their outcomes are stored
 REFUSED: Final = PREFIX + "refused"
 OLDER_UNACKED: Final = "unacked"
 OLDER_UNACKED_INDEX: Final = "unacked_index"
@@ -195,6 +203,19 @@ def delayed_clock(queue: str) -> str:
 
 def answers_of_job(job_id: str) -> str:
     return f"{job_scope(job_id)}:answers"
+
+
+def callers_minute(who: str) -> str:
+    """Of requests at the HTTP doors, by a tenant or a key."""
+    return f"{_of_caller(who)}:minute"
+
+
+def callers_now(who: str) -> str:
+    return f"{_of_caller(who)}:now"
+
+
+def _of_caller(who: str) -> str:
+    return f"{PREFIX}callers:{hashlib.sha256(who.encode()).hexdigest()[:32]}"
 
 
 def answers_of_tenant(tenant: str | None) -> str:

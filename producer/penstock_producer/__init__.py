@@ -66,8 +66,11 @@ if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec as JobSpec
     from penstock_producer.jobfile import JobFile as JobFile
     from penstock_producer.open_job import OpenJob as OpenJob
+    from penstock_producer.producer import JobEstimate as JobEstimate
     from penstock_producer.producer import JobStatus as JobStatus
     from penstock_producer.producer import Producer as Producer
+    from penstock_producer.pushed_lines import LineFate as LineFate
+    from penstock_producer.pushed_lines import PushedLine as PushedLine
     from penstock_producer.schedules.door import Schedules as Schedules
     from penstock_producer.schedules.outcomes_of import OutcomesOf as OutcomesOf
     from penstock_producer.settings import ProducerSettings as ProducerSettings
@@ -94,7 +97,8 @@ else:
             ),
             "penstock_producer.jobfile": "JobFile",
             "penstock_producer.open_job": "OpenJob",
-            "penstock_producer.producer": "JobStatus Producer",
+            "penstock_producer.pushed_lines": "LineFate PushedLine",
+            "penstock_producer.producer": "JobEstimate JobStatus Producer",
             "penstock_producer.schedules.door": "Schedules",
             "penstock_producer.schedules.outcomes_of": "OutcomesOf",
             "penstock_producer.settings": "ProducerSettings",

@@ -13,6 +13,8 @@ from penstock_producer.sources.forms.row_forms import check_doc_id, form_of
 from penstock_producer.sources.forms.strict_json import RowFault, parse_object
 from penstock_producer.sources.media.parts import media_of
 
+__all__ = ["DocumentChecker"]
+
 
 class DocumentChecker:
     """Turns what services push into request bodies: records where the spec has a prompt, request bodies otherwise."""

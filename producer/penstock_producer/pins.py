@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 __all__ = [
+    "AWAITED",
     "DOOR",
     "ESTIMATE",
     "FILES",
@@ -20,11 +21,14 @@ __all__ = [
     "SEGMENTS",
     "STARTED_BY",
     "SUBMITTED_BY",
+    "UPLOADED",
     "content_of",
 ]
 
+AWAITED: Final = "awaited"  # of an open job: callers wait for its answers
 DOOR: Final = "door"  # the kind of door that the job came through, where it is not a trusted one
 REMOTE: Final = "remote"  # a remote one: its source is read from inside `source_roots` only, at submit and ever after
+UPLOADED: Final = "uploaded"  # a remote one, which wrote the source itself: rows of it name no files of this machine
 ESTIMATE: Final = (
     "estimate"  # tokens of all documents, as guessed from the first of them, where lanes or a deadline are weighed
 )
@@ -38,8 +42,8 @@ STARTED_BY: Final = "started_by"  # the schedule that the job belongs to, and th
 SUBMITTED_BY: Final = "traceparent"  # the span in which it was submitted
 
 _BESIDE_CONTENT: Final = frozenset({
-    "mtime_ns", "max_line_bytes", "max_body_bytes", DOOR, ESTIMATE, FILES, MEDIA_NEWEST, MEMBERS, NEWEST, PREPARED, SEGMENTS,
-    STARTED_BY, SUBMITTED_BY,
+    "mtime_ns", "max_line_bytes", "max_body_bytes", AWAITED, DOOR, ESTIMATE, FILES, MEDIA_NEWEST, MEMBERS, NEWEST, PREPARED,
+    SEGMENTS, STARTED_BY, SUBMITTED_BY,
 })  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from penstock_ledger import (
     POOL_SIZE,
@@ -24,17 +24,19 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, Result, TakenFiles
 from penstock_ledger.vectors import Vectors
-from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane
+from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane, estimated_usd
 from penstock_producer.accepting.borders import Borders
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS, NewJobs
 from penstock_producer.accepting.results_probe import ResultsProbe
 from penstock_producer.accepting.same_job import digest_of
-from penstock_producer.accepting.survey import survey
+from penstock_producer.accepting.survey import Check, survey
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
-from penstock_producer.pins import DOOR, REMOTE
+from penstock_producer.pins import AWAITED, DOOR, REMOTE, UPLOADED
+from penstock_producer.pushed_lines import PushedLine, PushedLines
+from penstock_producer.rows import FileSource
 from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import taken_key
 from penstock_producer.settings import ProducerSettings
@@ -69,6 +71,18 @@ class JobStatus:
     def remaining(self) -> int | None:
         """Documents without an outcome; None while an open job is not closed."""
         return None if self.job.total is None else self.job.total - self.finished
+
+
+class JobEstimate(NamedTuple):
+    """What a source holds, and about what its job would take."""
+
+    documents: int
+    unusable: int  # rows that would be dead letters
+    tokens_in: int
+    tokens_out: int
+    tokens_out_capped: bool  # whether every request says how long its answer may be: ``tokens_out`` is the most then
+    tokens_by: str  # what prompts were counted by
+    usd: float | None  # None: no price is known
 
 
 class Producer:
@@ -133,6 +147,8 @@ class Producer:
         timeout_s: float | None = None,
         progress: Callable[[int], None] | None = None,
         started_by: Mapping[str, Any] | None = None,
+        uploaded: bool = False,
+        check: Check | None = None,
     ) -> Job:
         """Accept every document of ``source`` (a path, an `s3://` URI, a database's URL) as one job.
 
@@ -140,16 +156,15 @@ class Producer:
         another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``),
         TooManyBadRows, and SinkError where its results could not be written; nothing is accepted then. ``progress`` is
         called now and then with the number of rows read, and ``started_by`` is kept with the job, where schedules say their name.
+        ``uploaded``: a remote door has written the file itself, from what its caller sent; it need not lie in `source_roots`.
+        ``check`` refuses further documents, see accepting/survey.py.
         """
         spec = self._new.accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here
             raise SourceError(
                 "unsupported_source", f"{seen(source)} is not a source; give a path or an s3:// URI as text"
             )
-        formats = None if self._borders is None else self._borders.doors.formats
-        opened = open_source(
-            source, spec, self._settings, remote=formats is not None, formats=formats, timeout_s=timeout_s
-        )
+        opened = self._source(source, spec, uploaded, timeout_s)
         known = self._new.known(job_key)
         if (
             known is not None
@@ -158,8 +173,26 @@ class Producer:
         ):
             return self._new.create(spec, known.source, known.total, job_key, started_by=started_by)
         self._probe.check(spec)
-        found = survey(opened, spec, progress)
-        return self._new.create_surveyed(spec, found, job_key, key_pages(opened), started_by=started_by)
+        found = survey(opened, spec, progress, check=check)
+        door = UPLOADED if uploaded else REMOTE
+        return self._new.create_surveyed(spec, found, job_key, key_pages(opened), started_by=started_by, door=door)
+
+    def estimate(
+        self,
+        source: str | Path,
+        spec: JobSpec | Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        uploaded: bool = False,
+    ) -> JobEstimate:
+        """What a submit of these would accept, and about what it may cost. Nothing is accepted. Raises as ``submit``."""
+        spec = self._new.accepted(spec)
+        found = survey(self._source(source, spec, uploaded, timeout_s), spec)
+        usd = estimated_usd(spec, found.estimate, self._settings.prices(spec.provider))
+        guess, unusable = found.estimate, len(found.refused)
+        return JobEstimate(
+            found.total - unusable, unusable, guess.tokens_in, guess.tokens_out, guess.capped, guess.by, usd
+        )
 
     def submit_new_files(
         self,
@@ -241,15 +274,20 @@ class Producer:
         pin = pin_of(found, Where(where), self._settings.max_body_bytes, after_generation=after_generation)
         return OutcomesSource(pin, spec, self._jobs, self._outcomes)
 
-    def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
+    def open_job(
+        self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None, awaited: bool = False
+    ) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
+
+        ``awaited``: callers wait for its answers, which workers then store at once and tell of.
 
         Raises SpecError, JobConflict, and SinkError where its results could not be written.
         """
         spec = self._new.accepted(spec)
         if self._new.known(job_key) is None:
             self._probe.check(spec)
-        job = self._new.create(spec, SPOOL_PIN, None, job_key, feed_kind=FeedKind.SPOOL)
+        pin = {**SPOOL_PIN, AWAITED: True} if awaited else SPOOL_PIN
+        job = self._new.create(spec, pin, None, job_key, feed_kind=FeedKind.SPOOL)
         opened = OpenJob(job, spec, Spool(self._database), self._jobs, *self._limits)
         self._open.add(opened)
         return opened
@@ -272,6 +310,27 @@ class Producer:
     def came_from_remote(self, job: str) -> bool:
         """Whether a remote door accepted this job. Raises JobNotFound."""
         return self._found(job).source.get(DOOR) == REMOTE
+
+    def push_lines(self, job: str, lines: bytes) -> list[PushedLine]:
+        """Store documents of an open job that come as lines of JSON, `{"id": "a-1", "document": {…}}`; returns each line's fate.
+
+        All lines that are not refused are durable then; the same lines again change nothing. Raises JobNotFound, SourceError,
+        JobCancelled and JobClosed where the job takes none of them.
+        """
+        found = self._opened(job)
+        if found.state in TAKES_NO_MORE:
+            raise JobCancelled(found.job_id, str(found.state), [])
+        checker = DocumentChecker(JobSpec.accepted(found.spec), *self._limits)
+        return PushedLines(found.job_id, checker, Spool(self._database), self._settings.max_line_bytes).push(lines)
+
+    def _source(self, source: str | Path, spec: JobSpec, uploaded: bool, timeout_s: float | None) -> FileSource:
+        """What is read of it, within the borders of this door. Raises SourceError and SpecError."""
+        if self._borders is None:
+            return open_source(source, spec, self._settings, timeout_s=timeout_s)
+        formats, remote = self._borders.doors.formats, not uploaded
+        return open_source(
+            source, spec, self._settings, remote=remote, uploaded=uploaded, formats=formats, timeout_s=timeout_s
+        )
 
     @property
     def _limits(self) -> tuple[int, int]:
@@ -378,11 +437,14 @@ class Producer:
         """Try dead letters again as a new generation; returns how many.
 
         ``overrides`` changes their requests, and earlier changes stay until they are unset:
-        ``{"set": {"model": "large"}, "unset": ["max_tokens"], "prompt": "Briefly: {prompt}"}``, see ``overrides.py``.
+        ``{"set": {"model": "large"}, "unset": ["max_tokens"], "prompt": "Briefly: {prompt}"}``, or one document's whole request
+        as ``{"body": {…}}``, see ``overrides.py``.
         Raises SpecError, JobNotReplayable, NothingToReplay.
         """
         changes, found = dict(overrides or {}), self._jobs.get(job)
         Overrides(changes, str(found.spec["endpoint"]))
+        if changes.get("body") is not None and len(doc_ids or ()) != 1:
+            raise SpecError([Problem("invalid_value", "/body", "a body is one document's", "name one document")])
         _, count = self._jobs.replay(found.job_id, reason=reason, doc_ids=doc_ids, overrides=changes)
         return count
 

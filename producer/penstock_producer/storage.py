@@ -17,7 +17,7 @@ from penstock_producer.bucket.stores import open_place
 from penstock_producer.bucket.writers import writer_of
 from penstock_producer.errors import SinkError, seen
 
-__all__ = ["bucket_at", "check_destination", "open_sink", "probe_parts", "read_object"]
+__all__ = ["Writer", "bucket_at", "check_destination", "open_sink", "probe_parts", "read_object"]
 
 FOLDER_BUFFER_BYTES = 1024 * 1024
 

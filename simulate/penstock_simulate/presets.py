@@ -59,6 +59,8 @@ PRESETS: Mapping[str, Metering] = {
     "groq": Metering(depth_s=60.0, headers="groq", retry_style="seconds"),
     # Everything per second.
     "together": Metering(depth_s=1.0, charge="actual", headers="together", retry_style="seconds", crowded="503"),
+    # Little is published of how it counts and what it tells.
+    "mistral": Metering(headers="none", retry_style="none"),
     # No limits and no 429: what does not fit in the batch waits.
     "vllm": Metering(headers="none", retry_style="none", crowded="queue", max_concurrency=VLLM_MAX_NUM_SEQS),
 }

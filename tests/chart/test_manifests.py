@@ -25,6 +25,11 @@ OPTIONS: dict[str, Values] = {
     "watched": {
         "monitoring": {"podMonitor": {"enabled": True}, "dashboards": {"enabled": True}},
         "flower": {"enabled": True, "auth": {"existingSecret": "flower"}},
+        "gateway": {
+            "enabled": True,
+            "files": "s3://bucket/doors",
+            "ingress": {"enabled": True, "host": "batch.example.com", "tlsSecret": "tls", "className": "nginx"},
+        },
         "commonLabels": {"team": "data"},
         "imagePullSecrets": [{"name": "registry"}],
     },

@@ -12,6 +12,8 @@ from chart.conftest import CHART, EXAMPLES, Render
 from chart.helm_library import Manifest, Release
 from chart.pods import WITH_TEMPLATES, container, containers, env, pod_spec, pods, pool
 
+from penstock_gateway.settings import GatewayFields, GatewaySettings
+
 ALIKE = [
     "name",
     "imagePullPolicy",
@@ -229,3 +231,58 @@ def test_commands_come_from_the_image(name: str, render: Render) -> None:
         if found["image"].startswith("penstock") and "command" in found
     ]
     assert {name for name, _ in ours} <= {"wait-for-model"}
+
+
+def test_the_http_doors_are_reached_by_their_ingress_alone(render: Render) -> None:
+    """A Deployment of the fleet's image behind a Service; its port, and no other of the release, is open to callers."""
+    gateway = {"enabled": True, "replicas": 3, "files": "s3://bucket/doors",
+               "ingress": {"enabled": True, "host": "batch.example.com", "tlsSecret": "tls"}}  # fmt: skip
+    release = render("minimal", {"gateway": gateway})
+    found = {
+        manifest["kind"]: manifest
+        for manifest in release.manifests
+        if manifest["metadata"]["name"].endswith("-gateway")
+    }
+    assert set(found) == {"Deployment", "Service", "Ingress", "PodDisruptionBudget", "NetworkPolicy"}
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    for selector in (
+        found["Deployment"]["spec"]["selector"]["matchLabels"],
+        found["Service"]["spec"]["selector"],
+        found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+        found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels.items()
+    only = container(found["Deployment"], "gateway")
+    assert (only["args"], found["Deployment"]["spec"]["replicas"]) == (["gateway"], 3)
+    assert only["image"] == container(pool(release, "api"), "penstock")["image"]
+    assert env(only)["PENSTOCK_GATEWAY__FILES"] == "s3://bucket/doors"
+    assert {port["name"]: port["containerPort"] for port in only["ports"]} == {"http": 8600, "metrics": 9464}
+    assert (env(only)["PENSTOCK_METRICS_HOST"], env(only)["PENSTOCK_METRICS_PORT"]) == ("0.0.0.0", "9464")
+    assert found["NetworkPolicy"]["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8600}]}]
+    (rule,) = found["Ingress"]["spec"]["rules"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    assert (rule["host"], backend["name"]) == ("batch.example.com", found["Service"]["metadata"]["name"])
+
+
+def test_settings_of_the_http_doors_are_read_by_them(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What values name reaches the gateway whole, and the schema knows exactly the settings that have no value of their own."""
+    given = {"max_upload_bytes": 1_073_741_824, "hosts": ["doors.example"], "direct": {"timeout_s": 30}}
+    release = render("minimal", {"gateway": {"enabled": True, "files": "s3://b/doors", "settings": given}})
+    doors = next(
+        one for one in release.manifests if one["kind"] == "Deployment" and one["metadata"]["name"].endswith("-gateway")
+    )
+    for name, value in env(container(doors, "gateway")).items():
+        if name.startswith("PENSTOCK_GATEWAY__"):
+            monkeypatch.setenv(name, value)
+    read = GatewaySettings().gateway
+    assert (read.max_upload_bytes, read.hosts, read.direct.timeout_s) == (1_073_741_824, ("doors.example",), 30)
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))["properties"]["gateway"]["properties"]
+    known = set(schema["settings"]["propertyNames"]["enum"])
+    assert known == set(GatewayFields.model_fields) - {"host", "port", "files", "drain_s"}
+
+
+def test_one_pod_of_the_http_doors_may_be_evicted(render: Render) -> None:
+    """A budget over a single pod would hold every drain of its node."""
+    release = render("minimal", {"gateway": {"enabled": True, "replicas": 1, "files": "gs://bucket/doors"}})
+    kinds = {one["kind"] for one in release.manifests if one["metadata"]["name"].endswith("-gateway")}
+    assert kinds == {"Deployment", "Service", "NetworkPolicy"}

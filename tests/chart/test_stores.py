@@ -14,7 +14,7 @@ import pytest
 import redis
 from chart.conftest import EXAMPLES, Render
 from chart.helm_library import Release
-from chart.pods import container, pod_spec, pool, worker_env
+from chart.pods import container, pod_spec, pods, pool, worker_env
 from servers import MissingServer, free_port, redis_binary
 
 START_TIMEOUT_S = 10.0
@@ -177,14 +177,20 @@ def test_rabbitmq_is_told_and_may_be_reached(render: Render) -> None:
 
 
 def test_metrics_are_scraped_where_they_are_served(render: Render) -> None:
-    """The PodMonitor's port is one of each pool's pods, and of no other pod."""
-    release = render("karpenter")
+    """The PodMonitor's port is one of each pool's pods and of those of the HTTP doors, and of no other pod."""
+    release = render("karpenter", {"gateway": {"enabled": True, "files": "s3://b/doors"}})
     monitor = release.one("PodMonitor")["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]
-    assert monitor["selector"]["matchExpressions"] == [{"key": "penstock/pool", "operator": "Exists"}]
+    served = {
+        pod["containers"][0]["name"]
+        for _, pod in pods(release)
+        if endpoint["port"] in [port["name"] for one in pod["containers"] for port in one.get("ports", ())]
+    }
+    assert served == {"penstock", "gateway"}
     for name in ("api", "base", "control"):
         ports = container(pool(release, name), "penstock")["ports"]
         assert [port["name"] for port in ports] == [endpoint["port"]]
+    assert set(monitor["selector"]) == {"matchLabels"}
 
 
 def test_a_new_configuration_restarts_those_that_read_it(render: Render) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    "docker",
+    "docker", "gateway",
     "benchmarks", "cli", "docs", "examples", "helm", "ledger", "producer", "ratelimit", "simulate", "tests", "tools", "workers",
 )  # fmt: skip
 WRITTEN_BY_USERS = {"penstock.toml", "hooks.py", "my_hooks.py", "tasks.py"}
@@ -19,6 +19,7 @@ WRITTEN_BY_USERS = {"penstock.toml", "hooks.py", "my_hooks.py", "tasks.py"}
 FILE = re.compile(r"(?<![\w./:*{}<>-])((?:[\w.-]+/)*\w[\w-]*\.(?:py|md|lua))(?![\w/]|\.\w)")
 MODULE = re.compile(r"(?<![\w./-])(penstock_[a-z]+(?:\.\w+)+)")
 CLASS = re.compile(r"``([a-z_]+)(?=\.[A-Z]\w+``)")  # a class, or a constant, behind its module
+NAMES = re.compile("|".join(pattern.pattern for pattern in (FILE, MODULE, CLASS)))
 OF_OTHERS = {"redis", "subprocess", "vllm"}
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
@@ -35,12 +36,18 @@ def words(path: Path) -> Iterator[tuple[int, str]]:
     if path.suffix != ".py":
         yield from enumerate(text.splitlines(), 1)
         return
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for node in ast.walk(ast.parse(text)):
+    if any("#" in line and NAMES.search(line) for line in text.splitlines()):  # else no comment names anything
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+    waiting: list[ast.AST] = [ast.parse(text)]
+    while waiting:  # of statements only: expressions hold no docstrings
+        node = waiting.pop()
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inside = getattr(node, part, ())
+            waiting += inside if isinstance(inside, list) else ()
 
 
 def ends(paths: Iterable[Path]) -> frozenset[str]:

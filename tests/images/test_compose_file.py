@@ -45,7 +45,7 @@ def test_every_service_of_a_fleet_is_there() -> None:
     profiles = {service.name: service.profiles for service in ALL}
     assert profiles == {
         "redis": set(), "postgres": set(), "migrate": set(), "control": set(), "worker-api": set(),
-        "cli": {"tools"}, "flower": {"tools"}, "prometheus": {"monitoring"}, "grafana": {"monitoring"},
+        "gateway": {"doors"}, "cli": {"tools"}, "flower": {"tools"}, "prometheus": {"monitoring"}, "grafana": {"monitoring"},
         "simulate": {"demo"}, "demo": {"demo"},
         "vllm": {"gpu"}, "worker-gpu": {"gpu"}, "worker-gpu-hosted": {"gpu-hosted"},
     }  # fmt: skip
@@ -177,7 +177,9 @@ def test_prometheus_asks_every_service_that_has_figures() -> None:
     config = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text())
     (found,) = config["scrape_configs"][0]["dns_sd_configs"]
     roles = {
-        one.name for one in ALL if one.is_ours and one.argv[2:4] in (["penstock", "worker"], ["penstock", "control"])
+        one.name
+        for one in ALL
+        if one.is_ours and one.argv[2:4] in (["penstock", "worker"], ["penstock", "control"], ["penstock", "gateway"])
     }
     assert set(found["names"]) == roles
     assert {one.environment["PENSTOCK_METRICS_PORT"] for one in ALL if one.name in roles} == {str(found["port"])}

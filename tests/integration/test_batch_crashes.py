@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
+import aiohttp
 import pytest
 from batch_house import House, Memory, NoControl, batch_house, good, quick
 from servers import RedisServer
 
 from penstock_ledger import BatchState
+from penstock_simulate import SimulatorConfig
+from penstock_simulate.web import running
 from penstock_workers import failpoints
 from penstock_workers.failpoints import PLACES, Failpoint
+from penstock_workers.lanes.batch import engine as engine_module
+from penstock_workers.lanes.batch.apis.http import Times
+from penstock_workers.lanes.batch.apis.open import open_batches
 from penstock_workers.lanes.batch.engine import BatchEngine
-from penstock_workers.lanes.batch.provider import BatchAnswer, Unclear
+from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, Unclear
 from penstock_workers.lanes.batch.records import NoQueue
 
 DOCUMENTS, SIZE = 160, 5
@@ -83,3 +92,80 @@ async def test_a_death_at_every_failpoint_costs_nothing(house: House, monkeypatc
     times = Counter(name for names in memory.names for name in names)
     again = {name for name, number in times.items() if number > 1}
     assert again == {*memory.names[4], "d3"}
+
+
+OF_OTHERS: dict[str, dict[str, Any]] = {
+    "anthropic": {"endpoint": "/v1/messages", "params": {"max_tokens": 20}},
+    "gemini": {"endpoint": "/v1beta/generateContent"},
+    "together": {},
+    "mistral": {},
+}
+AROUND_CREATE = ["batch_before_create", "batch_after_create", "batch_created", "batch_before_settled"]
+
+
+@contextlib.contextmanager
+def simulated_apart(config: SimulatorConfig) -> Iterator[str]:
+    """In a loop of its own: what ends the tasks of an engine must not end the provider's."""
+    url, loop, over = Queue[str](), asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        async with running(config) as at:
+            url.put(at)
+            await over.wait()
+
+    with ThreadPoolExecutor(1) as thread:
+        server = thread.submit(loop.run_until_complete, serve())
+        try:
+            yield url.get(timeout=10)
+        finally:
+            loop.call_soon_threadsafe(over.set)
+            server.result(timeout=10)
+            loop.close()
+
+
+@contextlib.asynccontextmanager
+async def house_of(kind: str, redis_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    """Whose provider is the simulated one, over HTTP, in the form of ``kind``. It takes one batch or two at a time."""
+    opened: list[BatchProvider] = []
+
+    def opens(name: str, settings: Any) -> BatchProvider:
+        opened.append(open_batches(name, settings, Times(pause_s=0.01)))
+        return opened[-1]
+
+    memory, like = Memory(), kind if kind in ("together", "mistral") else None
+    quick(monkeypatch, memory)
+    monkeypatch.setattr(engine_module, "open_batches", opens)
+    with simulated_apart(SimulatorConfig(batch_s=0.0, batch_step_s=0.0, like=like)) as url:
+        given: dict[str, Any] = {
+            "kind": "openai" if like else kind,
+            "profile": like,
+            "base_url": url,
+            "batch_enqueued_tokens": 60,
+        }
+        with batch_house(redis_url, folder, memory, **given) as house:
+            try:
+                yield house
+            finally:
+                for one in opened:
+                    await one.close()
+
+
+@pytest.mark.parametrize("kind", OF_OTHERS)
+async def test_deaths_around_a_create_submit_nothing_twice(
+    kind: str, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the dialects that find their batches in another way than OpenAI's: by custom ids (Anthropic), a display name
+    (Gemini), the file (Together), or in pages with numbers (Mistral)."""
+    async with house_of(kind, redis_server.url, tmp_path, monkeypatch) as house:
+        job = house.submit(12, batch_max_requests=1, **OF_OTHERS[kind])
+        for place in AROUND_CREATE:
+            await die_at(house, place, monkeypatch)
+        counts = await house.all_settled(job)
+        url = house.settings.providers["default"].base_url.removesuffix("/v1")
+        async with aiohttp.ClientSession(url) as client:
+            twice = await (await client.get("/batches/requests?min_submitted=2")).json()
+            stats = await (await client.get("/stats")).json()
+    assert (counts.succeeded, counts.dead) == (12, 0)
+    assert twice == {}
+    assert stats["batches"]["unread"] == 0
+    assert sum(stats["batches"]["by_status"].values()) == 12

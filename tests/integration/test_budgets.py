@@ -304,6 +304,29 @@ def test_what_dead_workers_reserved_is_given_back(house: House, monkeypatch: pyt
     assert house.hot.budgets.look(job.job_id, 10_000).reserved == 1_000
 
 
+def test_a_call_stays_reserved_whose_document_a_batch_has_finished(house: House) -> None:
+    """Its message may come again while it is under way, and is skipped; what was only carried along is given back."""
+    job = house.submit(2, "faster", budget_usd=0.01)
+    house.control.tick()
+    called, carried = (ItemKey(job.job_id, 1, f"d{nth}") for nth in range(2))
+    buckets = buckets_for(job)
+
+    def begin(key: ItemKey, call: MayCost) -> BeginReply:
+        return house.hot.begin([Begin(key, buckets, call)])[0].reply
+
+    assert begin(called, MayCost(1_000, owner="one")) is BeginReply.GO
+    assert begin(carried, MayCost(0, paid=300, owner="one")) is BeginReply.GO
+    house.hot.settle(SettleBatch([SettledDone(key, buckets, False, 1, 1, 500, calls=1) for key in (called, carried)]))
+    assert house.hot.budgets.seen(job.job_id) == Account(1_000, 1_300, None)
+    for key in called, carried:
+        assert begin(key, MayCost(1_000, owner="another")) is BeginReply.DONE
+    assert house.hot.budgets.seen(job.job_id) == Account(1_000, 1_000, None)
+    house.hot.settle(SettleBatch([SettledDone(called, buckets, False, 1, 1, 900, calls=1, has_budget=True)]))
+    account = house.hot.budgets.seen(job.job_id)
+    assert account is not None
+    assert account.reserved == 0, "the call has ended"
+
+
 def test_calls_under_way_stay_reserved_when_redis_was_only_restarted(house: House) -> None:
     """Only where SQL has the outcome is nothing reserved any more, since Redis may have lost the end of that call."""
     job = house.submit(2, "restarted", budget_usd=0.01)

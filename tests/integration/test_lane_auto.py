@@ -13,9 +13,9 @@ from penstock_ledger import LaneMoves, Result
 from penstock_ledger.model import JobState
 
 DOCUMENTS = 120
-DEADLINE_S = 40.0
+DEADLINE_S = 26.0
 PRICE = {"usd_per_mtok_in": 100.0, "usd_per_mtok_out": 200.0, "batch_discount": 0.5, "rpm": 6_000}
-CAREFUL: dict[str, Any] = {"lanes__look_s": 0.5, "lanes__moving_s": 28}
+CAREFUL: dict[str, Any] = {"lanes__look_s": 0.5, "lanes__moving_s": 16}
 
 
 def test_what_a_batch_does_not_deliver_is_answered_before_the_deadline(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_what_a_batch_does_not_deliver_is_answered_before_the_deadline(tmp_path:
             "batch__poll_first_s": 0.1,
             "batch__poll_cap_s": 0.2,
         }
-        workers = [fleet.worker(4, **prices), fleet.worker(1, lane="batch", **batch, **prices)]
+        workers = [fleet.worker(16, **prices), fleet.worker(1, lane="batch", **batch, **prices)]
         control = fleet.control(**CAREFUL, **prices)
         fleet.ready(*workers)
         until(lambda: "penstock.control" in control.log.read_text(), 60, "control is ready")

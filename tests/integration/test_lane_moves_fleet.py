@@ -107,7 +107,8 @@ def test_jobs_go_on_in_the_other_lane_in_the_middle(house: House) -> None:
 
 @pytest.mark.soak
 def test_a_rescue_does_not_wait_for_a_slow_cancel(house: House) -> None:
-    """Documents go on after the patience; what the provider answers all the same is paid for, and shown as such."""
+    """Documents go on after the patience; what the provider answers all the same is paid for, and shown as such. The batch may
+    still be the first to answer some: those are asked for once."""
     fleet = house.fleet
     fleet.provider.start("--batch-s", "8", "--batch-step-s", "3")
     house.control(lanes__moving_s=0.5)
@@ -117,15 +118,14 @@ def test_a_rescue_does_not_wait_for_a_slow_cancel(house: House) -> None:
     until(lambda: _half_is_answered(house), 10, "it is half done")
     house.move(job, "api")
     fleet.wait_for(job, JobState.COMPLETED, WORK_S)
-    assert fleet.provider_calls() == 60
-    twice = house.batches
-    until(lambda: twice()["by_status"].get("cancelled", 0) == 1, WORK_S, "the batch is cancelled")
-    until(lambda: fleet.producer.status(job.job_id).counts.answered_twice > 0, WORK_S, "its answers are counted")
+    until(lambda: house.batches()["by_status"].get("cancelled", 0) == 1, WORK_S, "the batch is cancelled")
+    answered, calls = house.batches()["answered"], fleet.provider_calls()
+    first, twice = 60 - calls, answered - (60 - calls)
+    assert 0 <= first <= answered, "each document was asked for, and those that the batch answered first only there"
+    assert twice > 0
+    until(lambda: fleet.producer.status(job.job_id).counts.answered_twice == twice, WORK_S, "its answers are counted")
     counts = fleet.producer.status(job.job_id).counts
-    assert (counts.succeeded, counts.dead) == (60, 0)
-    until(lambda: fleet.producer.status(job.job_id).counts.answered_twice == twice()["answered"], 10, "all of them")
-    counts = fleet.producer.status(job.job_id).counts
-    assert counts.calls == 60 + counts.answered_twice
+    assert (counts.succeeded, counts.dead, counts.calls) == (60, 0, calls + answered)
     report = house.report(job)
     assert (report["answered_twice"], report["twice_cost_usd"] > 0) == (counts.answered_twice, True)
 

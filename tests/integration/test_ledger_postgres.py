@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from penstock_cli.doctor import checks
 from penstock_cli.doctor.finding import Verdict
-from penstock_ledger import HEAD, JobStore, TablesInUse, Waits, open_database
+from penstock_ledger import HEAD, Database, JobStore, TablesInUse, Waits, open_database
 from penstock_ledger.migrations import alembic_config
 from penstock_ledger.model import NewJob
 from penstock_ledger.sql.tables import metadata
@@ -47,9 +47,10 @@ def test_a_wait_for_a_lock_has_an_end(postgres_url: str) -> None:
     db.close()
 
 
-def test_a_migration_steps_back_from_a_table_that_is_read(postgres_url: str) -> None:
+def test_a_migration_steps_back_from_a_table_that_is_read(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long read holds a table: the migration waits a bounded time and changes nothing, writes get through, and the error names
-    who reads; when the read has ended, it works."""
+    who reads, as `penstock doctor --migrate` does; when the read has ended, it works."""
+    step_back = Database.migrate
     db, reader = open_database(postgres_url), open_database(postgres_url, role="report")
     db.migrate()
     with db.engine.begin() as connection:
@@ -60,6 +61,12 @@ def test_a_migration_steps_back_from_a_table_that_is_read(postgres_url: str) -> 
             TablesInUse, match=r"5 times no lock came within 0.05 s \(.*PID \d+ \(penstock-report@.* for \d+ s"
         ):
             db.migrate(lock_s=0.05)
+        monkeypatch.setattr(Database, "migrate", lambda db: step_back(db, lock_s=0.05))
+        (told,) = checks._database(postgres_url, migrate=True)
+        assert told.verdict is Verdict.BAD
+        assert "its tables were not changed: other transactions hold tables" in told.seen
+        assert "end them: SELECT pg_terminate_backend" in told.fix
+        monkeypatch.undo()
         db.write_unchecked(lambda connection: connection.execute(text("DELETE FROM outcomes")))
         assert db.revision() == "0010", "nothing was changed"
     db.migrate(lock_s=0.05)

@@ -23,8 +23,8 @@ from tools.monitoring.dashboards import DASHBOARDS
 
 DOCUMENTS = 60
 # Only workers that host a model have these, that trace items, or that ask for notices of a spot machine: tests/engines,
-# test_models.py, test_tracing.py, tests/unit/test_spot_notices.py.
-OF_OTHERS = re.compile("penstock_(engine|embed|trace|model|spot|provider_batches)")
+# test_models.py, test_tracing.py, tests/unit/test_spot_notices.py. Those of HTTP doors: test_door_metrics.py.
+OF_OTHERS = re.compile("penstock_(engine|embed|trace|model|spot|provider_batches|door)")
 
 
 class House:

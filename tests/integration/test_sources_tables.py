@@ -13,7 +13,6 @@ import pytest
 from servers import Postgres, RedisServer, as_bytes
 from sqlalchemy import Engine, NullPool, create_engine, text
 
-from penstock_cli.show.feeders import feeders_line
 from penstock_ledger import Database, JobConflict, JobStore, Meta, OutcomeStore, RedisLedger, open_database, purge_job
 from penstock_ledger.model import Job, JobState
 from penstock_producer import JobSpec, Producer
@@ -22,6 +21,7 @@ from penstock_producer.errors import BadReference, RowChanged, SourceError, Sour
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.feed.repair import republish
+from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source

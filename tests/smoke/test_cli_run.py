@@ -212,14 +212,14 @@ def test_another_terminal_sees_and_pauses_a_run(machine: Machine) -> None:
 def test_a_spent_budget_pauses_and_a_higher_one_resumes(machine: Machine) -> None:
     """A budget is overshot by no more than a document or two; the same command says so without a call, and the printed
     one, with a budget for all, resumes the same job (D15)."""
-    machine.source(400)
+    machine.source(160)
     with simulator("--latency-ms", "100") as provider:
         priced = ("--concurrency", "5", "--workers", "1", "--usd-per-mtok-out", "1000")
         status, told = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "0.5"))
         assert status == 1, told + machine.logs()
         assert "budget_exhausted" in told
         spent, calls = machine.report()["succeeded"], provider.stats()["requests"]
-        assert 0 < spent < 400
+        assert 0 < spent < 160
         assert 0.4 < machine.report()["cost_usd"] < 0.53
         status, again = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "0.5"))
         assert (status, provider.stats()["requests"]) == (1, calls), again
@@ -230,9 +230,9 @@ def test_a_spent_budget_pauses_and_a_higher_one_resumes(machine: Machine) -> Non
         status, told = machine.penstock(*shlex.split(command[1]))
         assert status == 0, told + machine.logs()
         assert "limits of the job are now: budget $" in told
-        assert f"resuming: {spent} of 400" in told
-        assert provider.stats()["requests"] <= 400 + 5
-    assert machine.report()["succeeded"] == 400
+        assert f"resuming: {spent} of 160" in told
+        assert provider.stats()["requests"] <= 160 + 5
+    assert machine.report()["succeeded"] == 160
 
 
 @pytest.mark.parametrize(

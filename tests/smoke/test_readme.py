@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ import pytest
 import typer.main
 import yaml
 from fleet import until
-from servers import Postgres, RedisServer, S3Server
+from servers import Postgres, RedisServer, S3Server, free_port
 
 from penstock_cli.main import command_line
 from penstock_simulate import SimulatorConfig
@@ -60,6 +61,7 @@ class Place:
     environment: dict[str, str] = field(default_factory=dict)
     running: list[subprocess.Popen[str]] = field(default_factory=list)
     job: str = ""
+    port: int = field(default_factory=free_port)  # in the place of 8080
 
     def here(self, text: str) -> str:
         """The same text with the addresses of this machine's stand-ins."""
@@ -68,6 +70,8 @@ class Place:
             "http://localhost:8000/v1": self.provider,
             "redis://queue:6379/0": self.redis.url,
             "postgresql://penstock@db/penstock": self.database_url,
+            "--port 8080": f"--port {self.port}",
+            "http://127.0.0.1:8080": f"http://127.0.0.1:{self.port}",
         }.items():
             text = text.replace(there, address)
         return text
@@ -191,6 +195,19 @@ def keeps_running(place: Place, command: str) -> None:
     assert process.poll() is None
 
 
+def serves(place: Place, command: str) -> None:
+    """It accepts work; the example in Python then asks it."""
+    keeps_running(place, command)
+    health = place.here("http://127.0.0.1:8080/health")
+    until(lambda: is_there(health), TIME_S, "the doors accept work")
+
+
+def is_there(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
 def follows(place: Place, command: str) -> None:
     status, told = place.run(penstock(command.replace("JOB", place.job)))
     assert status == 0, told
@@ -279,6 +296,7 @@ FATES: dict[str, Callable[[Place, str], None]] = {
     r"penstock migrate": succeeds,
     r"penstock doctor": looks,
     r"penstock (worker --lane api|control)": keeps_running,
+    r"penstock serve": serves,
     r"penstock submit s3:": succeeds,
     r"penstock status": follows,
     r"penstock (worker|submit).*--lane gpu": parses,
@@ -296,11 +314,13 @@ def test_a_command_of_the_readme(place: Place, command: str) -> None:
     fates[0](place, command)
 
 
-def test_the_python_of_the_readme_runs(place: Place) -> None:
-    """The producer's example, with a file in a bucket and an open job, in a process of its own (D11)."""
-    (block,) = blocks("python")
+@pytest.mark.parametrize("what", ["batches.create", "Producer("])
+def test_the_python_of_the_readme_runs(place: Place, what: str) -> None:
+    """OpenAI's client at `penstock serve`; the producer's example, with a file in a bucket and an open job (D11)."""
+    (block,) = [block for block in blocks("python") if what in block]
     status, told = place.run([sys.executable, "-c", place.here(block)])
     assert status == 0, told
+    assert "b9" in told or "batches" not in what, "the answers are printed"
 
 
 def test_pages_that_the_readme_names_are_there() -> None:

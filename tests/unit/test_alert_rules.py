@@ -58,6 +58,11 @@ WELL = {
     f'penstock_drained_items_total{{{CONTROL},{LANE},result="finished"}}': rising(5),
     f'penstock_drained_items_total{{{CONTROL},{LANE},result="requeued"}}': rising(1),
     f"penstock_republished_total{{{CONTROL},{LANE}}}": still(0),
+    'penstock_door_requests_total{instance="d:9100",route="/v1/files",method="GET",status="200"}': rising(600),
+    'penstock_door_requests_total{instance="d:9100",route="/v1/files",method="GET",status="503"}': rising(6),
+    'penstock_door_task_failures_total{instance="d:9100",task="Deliveries"}': still(1),
+    'penstock_door_batch_steps_total{instance="d:9100",state="finalizing",result="failed"}': still(1),
+    'penstock_door_webhook_tries_total{instance="d:9100",outcome="gave_up"}': still(1),
     f"penstock_redis_rebuilds_total{{{CONTROL}}}": still(0),
     f"penstock_redis_memory_bytes{{{CONTROL}}}": still(400),
     f"penstock_redis_memory_limit_bytes{{{CONTROL}}}": still(1000),
@@ -111,6 +116,19 @@ ILL: dict[str, tuple[dict[str, str], str]] = {
     "PenstockEngineStarves": ({'penstock_bound{instance="w:9100",lane="gpu",by="queue"}': still(1)}, 'lane="gpu"'),
     "PenstockEngineDies": ({f"penstock_engine_deaths_total{{{ENGINE}}}": LATE_JUMP}, 'lane="gpu"'),
     "PenstockEnginesKeepDying": ({f"penstock_engine_deaths_total{{{ENGINE}}}": f"0x{MINUTES - 30} 1+1x3 4x30"}, ENGINE),
+    "PenstockDoorFails": (
+        {'penstock_door_requests_total{instance="d:9100",route="/v1/files",method="GET",status="503"}': rising(60)}, ""
+    ),
+    "PenstockDoorWorkFails": (
+        {'penstock_door_task_failures_total{instance="d:9100",task="Deliveries"}': rising(1)}, 'task="Deliveries"'
+    ),
+    "PenstockBatchStepsFail": (
+        {'penstock_door_batch_steps_total{instance="d:9100",state="finalizing",result="failed"}': rising(1)},
+        'state="finalizing"',
+    ),
+    "PenstockWebhooksGivenUp": (
+        {'penstock_door_webhook_tries_total{instance="d:9100",outcome="gave_up"}': LATE_JUMP}, ""
+    ),
 }  # fmt: skip
 
 

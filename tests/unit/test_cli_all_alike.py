@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from penstock_cli.connect import Books
 from penstock_cli.main import command_line
-from penstock_cli.report.account import Report, build
 from penstock_cli.watching.all_alike import FIRST, advice, so_far
 from penstock_cli.watching.watch import Watch
 from penstock_ledger import DeadLetter, ItemKey, Result
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
+from penstock_producer.reporting.account import Report, build
 
 SPEC = {"model": "m", "prompt": "{text}"}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock_cli.show.batches import batches_line
 from penstock_ledger import BatchSum
 from penstock_ledger.provider_batch import BatchState
+from penstock_producer.reporting.batches import batches_line
 
 
 def test_batches_that_look_alike_are_counted_together() -> None:

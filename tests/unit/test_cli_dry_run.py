@@ -63,6 +63,18 @@ def test_a_dry_run_shows_requests_counts_and_money(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["docs.jsonl"]
 
 
+def test_a_dry_run_of_batches_has_their_price(folder: Path) -> None:
+    """The discount of a provider's batches is in the sum and is named, unless documents may go on in real time."""
+    (folder / "penstock.toml").write_text("[providers.default]\nbatch_discount = 0.5\n")
+    prices = ["--param", "max_tokens=20", "--usd-per-mtok-in", "1000", "--usd-per-mtok-out", "1000", "--lane", "batch"]
+    told = CliRunner().invoke(command_line(), [*RUN, "--dry-run", *prices])
+    assert told.exit_code == 0, told
+    assert "at most $2.00 out" in told.output
+    assert "less 50% in batches" in told.output
+    told = CliRunner().invoke(command_line(), [*RUN, "--dry-run", *prices, "--lanes", "batch,api"])
+    assert "at most $4.00 out" in told.output
+
+
 def test_a_dry_run_without_prices_says_how_to_give_them(folder: Path) -> None:
     """Money is not guessed at (D14)."""
     assert (

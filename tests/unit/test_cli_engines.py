@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from penstock_cli.show.engines import Engines, engines_line, engines_of
 from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import Lines, panel
 from penstock_ledger.in_redis.batches import WorkerSeen
+from penstock_producer.reporting.engines import Engines, engines_line, engines_of
 
 GPU = {
     "lane": "gpu", "concurrency": "256", "running": "125", "waiting": "10", "kv_usage": "0.4", "prefix_hit_rate": "0.8",

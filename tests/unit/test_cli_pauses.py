@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from penstock_cli.show.pauses import ends_by_itself, pause_lines
 from penstock_ledger.model import Job, JobState
+from penstock_producer.reporting.pauses import ends_by_itself, pause_lines
 
 NOW = 1_790_000_000.0
 

@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.main import command_line
+from penstock_cli.plan.lanes import hour_from
 from penstock_cli.plan.picture import documents_of
 from penstock_ledger import JobStore, OutcomeStore, open_database
 from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Result
 from penstock_producer.job.spec import JobSpec
+from penstock_workers.settings import CostSettings
 
 TYPED = ["plan", "--tokens-in", "400", "--tokens-out", "100", "--model", "gpt-5-mini"]
 
@@ -136,3 +138,12 @@ def test_what_is_missing_is_named(typed: list[str], words: str) -> None:
     """With what to type."""
     done = CliRunner().invoke(command_line(), typed)
     assert words in str(done.exception)
+
+
+def test_what_an_hour_costs_says_where_it_is_from() -> None:
+    """A row of the table with its date and page, or the settings."""
+    assert hour_from(CostSettings(card="nebius/H100-SXM", on_spot=True)) == (
+        "nebius/H100-SXM on spot, as https://github.com/skypilot-org/skypilot-catalog/blob/master/catalogs/v8/nebius/vms.csv "
+        "had it on 2026-11-23"
+    )
+    assert hour_from(CostSettings(card="nebius/H100-SXM", usd_per_gpu_hour=1.0)) == "by settings"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock_cli.commands import jobs
 from penstock_cli.disk import ENOUGH_BYTES, LOW_BYTES, DiskGuard, is_full
-from penstock_cli.run.fleet import Fleet
+from penstock_cli.run.services import Services
 from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import HURRIES, NOTE_EVERY_S, RESUMES, Lines, Panel, for_console
 
@@ -54,12 +54,12 @@ def test_below_the_panel_stands_what_the_next_ctrl_c_does() -> None:
     """After the first Ctrl-C the panel no longer offers what was done already (D20)."""
     console = terminal()
     progress = Panel(console, "reviews")
-    fleet = Fleet.__new__(Fleet)
-    vars(fleet).update(_looked_at=float("-inf"), _progress=progress, _asked_to_stop=lambda: False)
-    fleet._draining(30.0)
+    services = Services.__new__(Services)
+    vars(services).update(_looked_at=float("-inf"), _progress=progress, _asked_to_stop=lambda: False)
+    services._draining(30.0)
     assert RESUMES in shown(console, progress), "the end of a job is no interrupt"
-    vars(fleet).update(_asked_to_stop=lambda: True, _calls_held=lambda: 3, _no_room=lambda: "")
-    fleet._draining(30.0)
+    vars(services).update(_asked_to_stop=lambda: True, _calls_held=lambda: 3, _no_room=lambda: "")
+    services._draining(30.0)
     text = shown(console, progress)
     assert "nothing new is asked, and 3 documents with the workers may still be answered" in " ".join(
         text.replace("│", " ").split()

@@ -9,22 +9,23 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock_cli.show.figures import JobFigures, retried_by_reason
+from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel, reason_lines
-from penstock_cli.show.quota import QuotaSeen, lines, troubles
-from penstock_cli.show.reasons import (
-    CAUSE_FRESH_S,
-    bound,
-    cause_line,
-    held_budget,
-    in_hooks,
-    latest_cause,
-    retried_line,
-    unserved,
-)
+from penstock_cli.show.quota import QuotaSeen, bound, lines, troubles
 from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Account, Cause, WorkerSeen
 from penstock_producer.feed.served import missing_provider
+from penstock_producer.reporting.reasons import (
+    CAUSE_FRESH_S,
+    cause_line,
+    held_budget,
+    held_by_calls,
+    in_hooks,
+    latest_cause,
+    retried_by_reason,
+    retried_line,
+    unserved,
+)
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView
 from penstock_workers.item.run.under_way import HooksUnderWay
@@ -82,6 +83,21 @@ def test_batches_that_hold_what_calls_wait_for_are_named() -> None:
     assert held_budget(10.0, account, {}) is None
     assert held_budget(10.0, account._replace(lacking=None), {"t-1": 6_500_000}) is None
     assert held_budget(10.0, None, {"t-1": 6_500_000}) is None
+
+
+def test_calls_that_hold_what_others_wait_for_are_told_of() -> None:
+    """A worker that died holds its part of a budget for a while: the job does not stand still without a reason."""
+    account = Account(spent=3_000_000, reserved=6_500_000, lacking=600_000)
+    told = held_by_calls(10.0, account, {})
+    assert told == (
+        "calls wait for the budget of 10 USD: 6.5 USD of it are held by calls that have begun; what a worker held that died "
+        "is given back within two minutes"
+    )
+    assert held_by_calls(10.0, account, {"t-1": 6_000_000}) is None
+    assert held_by_calls(11.0, account, {}) is None
+    assert held_by_calls(10.0, account._replace(lacking=None), {}) is None
+    assert held_by_calls(10.0, account._replace(reserved=0), {}) is None
+    assert held_by_calls(10.0, None, {}) is None
 
 
 def test_only_hooks_that_take_long_are_told_of() -> None:

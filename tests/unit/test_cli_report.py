@@ -10,13 +10,14 @@ from rich.console import Console
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
 from penstock_cli.files import write_report
-from penstock_cli.report.account import build
+from penstock_cli.report.gather import exit_status
 from penstock_cli.report.text_form import show
 from penstock_cli.show.figures import COUNT_SHARE, Counter, JobFigures, KeptFigures, Speed
 from penstock_cli.show.progress import LINE_EVERY_S, Lines, line, panel
 from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import MadeWith
 from penstock_ledger.model import Counts, Job, JobState
+from penstock_producer.reporting.account import build
 
 FIELDS = [
     *("job", "state", "total", "succeeded", "succeeded_after_retry", "dead", "skipped", "calls", "retries"),
@@ -72,10 +73,10 @@ def test_the_report_says_what_was_asked_again_and_what_made_the_results() -> Non
 
 def test_exit_status_follows_the_outcome() -> None:
     """0 all succeeded, 3 with dead letters, 1 when the job did not complete."""
-    assert build(job(), counts(10, 0), stats={}).exit_status == EXIT_OK
-    assert build(job(), counts(), stats={}).exit_status == EXIT_DEAD_LETTERS
-    assert build(job(JobState.CANCELLED), counts(), stats={}).exit_status == EXIT_FAILED
-    assert build(job(JobState.PAUSED), counts(10, 0), stats={}).exit_status == EXIT_FAILED
+    assert exit_status(build(job(), counts(10, 0), stats={})) == EXIT_OK
+    assert exit_status(build(job(), counts(), stats={})) == EXIT_DEAD_LETTERS
+    assert exit_status(build(job(JobState.CANCELLED), counts(), stats={})) == EXIT_FAILED
+    assert exit_status(build(job(JobState.PAUSED), counts(10, 0), stats={})) == EXIT_FAILED
 
 
 def test_the_report_for_people_shows_shares_reasons_and_the_next_command() -> None:

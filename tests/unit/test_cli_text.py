@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_cli.show.text import duration, one_line, percent, rate, safe, usd
+from penstock_producer.reporting.text import duration, one_line, percent, rate, safe, usd
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,21 @@ from pathlib import Path
 import pytest
 from promql import groupings, metric_name, parsed, selectors
 
+from penstock_gateway.metrics import CATALOGUE as OF_DOORS
+from penstock_gateway.metrics import DoorMetric
 from penstock_workers.metrics import catalogue
-from penstock_workers.metrics.catalogue import CATALOGUE
+from penstock_workers.metrics.catalogue import CATALOGUE as OF_WORKERS
+from penstock_workers.metrics.samples import Metric
 from tools.monitoring.alerts import ALERTS, RUNBOOK
 from tools.monitoring.dashboards import DASHBOARDS, dashboard_json
 from tools.monitoring.write import made_files
 
 ROOT = Path(__file__).parents[2]
+CATALOGUE: tuple[Metric | DoorMetric, ...] = (*OF_WORKERS, *OF_DOORS)
 BY_NAME = {metric.name: metric for metric in CATALOGUE}
 LABELS = {
     "lane", "outcome", "reason", "cause", "provider", "direction", "version", "by", "store", "state", "result",
-    "quota", "dimension", "queue", "cloud", "event",
+    "quota", "dimension", "queue", "cloud", "event", "route", "method", "status", "code", "task",
 }  # fmt: skip
 OF_PROMETHEUS = {"instance", "le"}
 EXPRESSIONS = [(alert.name, alert.expr) for alert in ALERTS] + [

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock_producer.job.provider_facts import ProviderFacts
-from penstock_producer.prices.known import known_discount, known_prices
+from penstock_producer.prices.known import known_cards, known_discount, known_prices
 from penstock_producer.prices.token_prices import LongPrices, ModelPrices, TokensUsed
 from penstock_workers.item.answer_forms import counted
 from penstock_workers.item.tokens import tokens_used
@@ -125,6 +125,12 @@ def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> No
     """No model has two prices at one address, no date lies ahead of the table's release, and no discount is missing its date."""
     raw = tomllib.loads(files("penstock_producer.prices").joinpath("prices.toml").read_text("utf-8"))
     assert len(raw) >= 6
+    gpus = raw.pop("gpus")
+    assert all(of_cloud["source"].startswith("https://") for of_cloud in gpus.values())
+    rows = [row for of_cloud in gpus.values() for row in of_cloud["cards"]]
+    assert all(row["checked"] <= datetime.date(2026, 11, 23) for row in rows)
+    assert all(0 < row.get("spot_hour", 0.01) < row["hour"] < 20 for row in rows)
+    assert len({name.lower() for name in known_cards()}) == len(rows)
     for provider in raw.values():
         assert provider["source"].startswith("https://")
         names = [name for row in provider["prices"] for name in row["models"]]

@@ -25,6 +25,7 @@ USAGE = Usage(input_tokens=500, output_tokens=200, cache_read_tokens=400, cache_
         ("gemini", 1000, 1000, 0, 1000),
         ("groq", 5000, 1000, 4000, 1300),
         ("together", 1300, 1000, 300, 1300),
+        ("mistral", 1300, 1000, 300, 1300),
         ("vllm", 1300, 1000, 300, 1300),
     ],
 )
@@ -48,6 +49,7 @@ def test_what_each_provider_charges_at_admission(
         ("bedrock", 600 + 5 * 200, 600, 200),  # burndown
         ("gemini", 1000, 1000, 0),
         ("together", 1200, 1000, 200),
+        ("mistral", 1200, 1000, 200),
         ("vllm", 1200, 1000, 200),
     ],
 )
@@ -107,7 +109,7 @@ def test_a_profile_is_usable_as_it_is(name: str) -> None:
 
 def test_per_second_providers_get_no_more_than_a_second_ahead() -> None:
     """Burst and horizon together stay within the smallest bucket that these providers are known to have."""
-    for name in ("together", "azure"):
+    for name in ("together", "azure", "mistral"):
         assert PROFILES[name].burst_s + PROFILES[name].horizon_s < 1.0
 
 
@@ -124,6 +126,7 @@ def test_per_second_providers_get_no_more_than_a_second_ahead() -> None:
         ("https://generativelanguage.googleapis.com/v1beta/openai", "gemini"),
         ("https://api.groq.com/openai/v1", "groq"),
         ("https://api.together.xyz/v1", "together"),
+        ("https://api.mistral.ai/v1", "mistral"),
         ("http://127.0.0.1:8000/v1", "generic"),
         ("https://api.openai.com.evil.example/v1", "generic"),
         ("https://notapi.openai.com/v1", "generic"),

@@ -59,3 +59,18 @@ async def test_close_flushes_what_waits() -> None:
     gatherer.put(2)
     await asyncio.wait_for(gatherer.close(), 5)
     assert recorder.groups == [[1, 2]]
+
+
+async def test_what_callers_wait_for_goes_at_once() -> None:
+    """A thing that is to go at once takes what has gathered with it; others linger."""
+    recorder = Recorder()
+    gatherer = Gatherer(recorder.flush, group_max=100, linger_s=3600, at_once=lambda number: number == 7)
+    gatherer.start()
+    gatherer.put(1)
+    gatherer.put(7)
+    await asyncio.wait_for(recorder.flushed.wait(), 5)
+    assert recorder.groups == [[1, 7]]
+    gatherer.put(2)
+    assert len(gatherer) == 1
+    await gatherer.close()
+    assert recorder.groups == [[1, 7], [2]]

@@ -9,6 +9,7 @@ import pytest
 from attempts import make_attempt
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from penstock_producer import Producer
 from penstock_producer.job.spec import JobSpec
@@ -109,3 +110,15 @@ def test_prices_of_providers_are_not_charged_to_a_model_of_ones_own(lane: Any, c
         view = read_job(producer._jobs, settings)(job.job_id)
     prices = prices_of(view, "m")
     assert (0 if prices is None else prices.microusd(TokensUsed(10, 10))) == charged
+
+
+def test_a_card_of_the_table_has_its_price_unless_one_is_given() -> None:
+    """By the name of its cloud; a spot price that the table does not have is unknown, and not that of demand."""
+    nebius: dict[str, Any] = {"card": "nebius/h100-sxm", "gpus": 2}
+    assert CostSettings(**nebius).usd_per_hour == 5.9
+    assert CostSettings(**nebius, on_spot=True).usd_per_hour == 2.5
+    assert CostSettings(card="lambda/A10", on_spot=True).usd_per_hour == 0.0
+    own = CostSettings(**nebius, usd_per_gpu_hour=1.0)
+    assert (own.usd_per_hour, own.known) == (2.0, None)
+    with pytest.raises(ValidationError, match="nebius/H100-SXM"):
+        CostSettings(card="H100")

@@ -30,6 +30,7 @@ from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.run import job_code
 from penstock_workers.item.run.job_code import JobCode
+from penstock_workers.item.slots import Slots
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 REPLY = Reply(b'{"answer":1}', 200, "r", "m", "stop", 3, 2, "text", 5)
@@ -471,6 +472,37 @@ async def test_a_paid_answer_waits_for_its_hook(module: str, monkeypatch: pytest
         await code.ready(asked)
     monkeypatch.setattr(job_code, "monotonic", lambda: float("inf"))
     await code.ready(asked)
+
+
+async def test_answers_without_their_hook_leave_half_of_the_slots(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a hook is gone for long, paid answers wait in half of the slots; the others say why and let their slot go, so that
+    the job pauses and other jobs go on (A1)."""
+    monkeypatch.setattr(job_code, "START_AGAIN_S", (0.0, 0.0))
+    monkeypatch.setattr(job_code, "KEPT_ON_S", (0.0,) * 20)
+
+    class Gone(Here):
+        missing = True
+
+        async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.ChildReply:
+            if self.missing:
+                return protocol.Missing("hook_missing: hooks_of_test:enrich cannot be imported here")
+            return await super().ask(call, line)
+
+    pool: Any = Gone(10)
+    code = JobCode(pool, pool, pool, slots=Slots(8))
+    asked = attempt(postprocess=f"{module}:enrich")
+    waiting = [asyncio.create_task(code.accept(asked, REPLY)) for _ in range(8)]
+    given_up, kept_on = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert (len(given_up), len(kept_on)) == (4, 4)
+    assert all(isinstance(one.exception(), HookMissing) for one in given_up)
+    with pytest.raises(HookMissing, match="cannot be imported here"):
+        await code.ready(asked)
+    pool.missing = False
+    kept = await asyncio.gather(*kept_on)
+    assert all(isinstance(one, Reply) for one in kept)
+    pool.missing = True
+    again = await asyncio.gather(*(code.accept(asked, REPLY) for _ in range(8)), return_exceptions=True)
+    assert all(isinstance(one, HookMissing) for one in again), "and none waits for ever"
 
 
 async def test_a_cut_answer_is_named_as_that_before_its_schema_is() -> None:

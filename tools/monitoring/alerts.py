@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from penstock_gateway import metrics as door
 from penstock_workers.metrics import catalogue as of
 
 RUNBOOK: Final = "docs/production.md"
@@ -228,6 +229,34 @@ ALERTS: Final = (
         "its log have the cause: CUDA errors and Xids mean the card (drain the node), out of memory means a lower "
         "`gpu.engine.gpu_memory_utilization` or `gpu.max_num_seqs`, and a death each time that the same documents come back "
         "means one of them: they are let in apart from others and end as `worker_crashed` (`penstock dlq list JOB`).",
+    ),
+    Alert(
+        "PenstockDoorFails", "critical",
+        f'sum (rate({door.REQUESTS}{{status=~"5.."}}[10m])) > 0.05 * sum (rate({door.REQUESTS}[10m]))', "10m",
+        "{{ $value | humanize }} requests per second at the HTTP doors end with an error of the server",
+        "`penstock_door_requests_total` by route and status says which. 503 is SQL or Redis that does not answer (`/health` "
+        "names it, and `penstock doctor` looks closer) or a door with too much to do: add replicas. 500 has its reason in the "
+        "door's log, with the id of the request that its caller was given.",
+    ),
+    Alert(
+        "PenstockDoorWorkFails", "warning", f"sum by (task) (increase({door.TASK_FAILURES}[30m])) > 5", "5m",
+        "Background work {{ $labels.task }} of the HTTP doors fails again and again",
+        "The door's log has the error once. It goes on by itself when what it needs is back; until then files are not cleaned "
+        "up, batches do not change their state, or webhooks are not sent, by the name of the task. "
+        "`penstock_door_task_round_timestamp_seconds` says when it last went well.",
+    ),
+    Alert(
+        "PenstockBatchStepsFail", "warning",
+        f'sum by (state) (increase({door.BATCH_STEPS}{{result="failed"}}[30m])) > 5', "5m",
+        "Batches that are {{ $labels.state }} do not go on",
+        "The door's log names each batch with its error. Mostly the place of files cannot be read or written (`gateway.files`: "
+        "a full disk, a bucket without rights) or SQL is away; the steps are repeated until it is back, and nothing is lost.",
+    ),
+    Alert(
+        "PenstockWebhooksGivenUp", "warning", f'sum (increase({door.WEBHOOK_TRIES}{{outcome="gave_up"}}[1h])) > 0', "0m",
+        "Webhooks were given up: their receiver has not taken them for a day, or answered 410",
+        "The door's log has the event and the endpoint of each try with what went wrong, and `GET /v1/webhooks` shows endpoints "
+        "that are disabled. Tell the receiver's owner; given-up events can be sent again by hand.",
     ),
 )  # fmt: skip
 

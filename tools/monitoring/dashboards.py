@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
+from penstock_gateway import metrics as door
 from penstock_workers.metrics import catalogue as of
 
 WIDTH, HEIGHT, PER_ROW = 8, 8, 3
@@ -113,6 +114,36 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
               ((f"sum by (outcome) (increase({of.FIRINGS}[1h]))", "{{outcome}}"),
                (f'{_fleet(of.SCHEDULES, "state")} > 0', "schedules {{state}}"))),
         Panel("Unreadable", "Messages set aside, read by no worker.", "short", ((f"max({of.UNREADABLE})", "messages"),)),
+    )),
+    PanelRow("HTTP doors", (
+        Panel("Requests", "Answered per second, by status.", "reqps",
+              ((f"sum by (status) (rate({door.REQUESTS}[$__rate_interval]))", "{{status}}"),), stacked=True),
+        Panel("Time to answer", "The slowest twentieth, by route.", "s",
+              ((f"histogram_quantile(0.95, sum by (le, route) (rate({door.REQUEST_SECONDS}_bucket[$__rate_interval])))",
+                "{{route}}"),)),
+        Panel("Refused", "Per second, by the code of the error.", "reqps",
+              ((f"sum by (code) (rate({door.REFUSED}[$__rate_interval]))", "{{code}}"),), stacked=True),
+        Panel("Under way", "Requests, and connections with idle ones.", "short",
+              ((f"sum({door.IN_FLIGHT})", "requests"), (f"sum({door.CONNECTIONS})", "connections"),
+               (f"sum(increase({door.DROPPED}[5m]))", "dropped in 5 min"))),
+        Panel("Received", "Bytes of bodies per second, uploads included.", "Bps",
+              ((f"sum by (route) (rate({door.RECEIVED}[$__rate_interval]))", "{{route}}"),), stacked=True),
+        Panel("Background work", "Since each piece last went well, and its failures.", "s",
+              ((f"time() - max by (task) ({door.TASK_ROUND})", "{{task}}"),
+               (f"sum by (task) (increase({door.TASK_FAILURES}[1h]))", "failures of {{task}} in 1 h"))),
+        Panel("Uploads", "Bytes per second of files that came whole, and files in 5 minutes.", "Bps",
+              ((f"sum(rate({door.UPLOADED}[$__rate_interval]))", "bytes"),
+               (f"sum(increase({door.UPLOADS}[5m]))", "files in 5 min"))),
+        Panel("Steps of batches", "Per second, by the state of the batch and how they ended.", "short",
+              ((f"sum by (state, result) (rate({door.BATCH_STEPS}[$__rate_interval]))", "{{state}} {{result}}"),)),
+        Panel("Webhooks", "Tries per second, by how they ended.", "short",
+              ((f"sum by (outcome) (rate({door.WEBHOOK_TRIES}[$__rate_interval]))", "{{outcome}}"),), stacked=True),
+        Panel("Calls that wait", "Answered per second, by how; those that wait now.", "short",
+              ((f"sum by (outcome) (rate({door.CALLS}[$__rate_interval]))", "{{outcome}}"),
+               (f"sum({door.CALLS_WAITING})", "waiting"))),
+        Panel("Time of calls that wait", "The slowest twentieth, and the usual one.", "s",
+              ((f"histogram_quantile(0.95, sum by (le) (rate({door.CALL_SECONDS}_bucket[$__rate_interval])))", "95 %"),
+               (f"histogram_quantile(0.5, sum by (le) (rate({door.CALL_SECONDS}_bucket[$__rate_interval])))", "50 %"))),
     )),
 ))  # fmt: skip
 

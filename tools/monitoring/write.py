@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from penstock_gateway.metrics import CATALOGUE as OF_DOORS
+from penstock_gateway.metrics import DoorMetric
 from penstock_workers.metrics.catalogue import CATALOGUE
+from penstock_workers.metrics.samples import Metric
 from tools.monitoring.alerts import RUNBOOK, rules_yaml, runbook
 from tools.monitoring.dashboards import DASHBOARDS, dashboard_json
 
@@ -30,7 +33,8 @@ def made_files(root: Path) -> Iterator[tuple[Path, str]]:
 
 def table() -> str:
     lines = ["| metric | kind | labels | unit | reported by | what it is |", "|---|---|---|---|---|---|"]
-    for metric in CATALOGUE:
+    metrics: tuple[Metric | DoorMetric, ...] = (*CATALOGUE, *OF_DOORS)
+    for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         lines.append(f"| `{metric}` | {metric.kind} | {labels} | {metric.unit} | {metric.source} | {metric.help} |")
     return "\n".join(lines) + "\n"

@@ -151,7 +151,8 @@ class WorkerEngine:
         start_child = child_starter(settings)
         suspects = ChildPool(start_child, self._row.suspect_children)
         hooks, schemas = (ChildPool(start_child, settings.hook_processes) for _ in range(2))
-        code = JobCode(hooks, schemas, suspects)
+        waits = ItemWaits(settings.concurrency)
+        code = JobCode(hooks, schemas, suspects, slots=waits.slots)
         settler = Settler(
             bridge,
             Records(jobs, outcomes, stores.hot, self._made_with(stores)),
@@ -165,7 +166,6 @@ class WorkerEngine:
         starts = Starts(stores.hot, outcomes, jobs, settings.lane, book.forget)
         causes = Causes(stores.hot.failing.note)
         admission = self._priced(self._row.admission(settings, self._lane))
-        waits = ItemWaits(settings.concurrency)
         reads = Reads(book, Bodies(stores.database, settings), waits.others)
         models = None if served_by(settings) is None else ModelCheck(settings.lane, stores.hot, reads)
         answers = AnswerBook(

@@ -20,6 +20,7 @@ from penstock_ledger.redaction import looks_secret, redact, remember, remember_u
 from penstock_producer.accepting.borders import DoorSettings
 from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
+from penstock_producer.prices.known import CardPrice, known_card, known_cards
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
@@ -27,7 +28,8 @@ from penstock_workers.lane_changes import LaneChangeSettings
 from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
 __all__ = [
-    "CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "ProviderSettings", "WorkerSettings", "process_name",
+    "CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "CostSettings", "ProviderSettings", "WorkerSettings",
+    "process_name",
 ]  # fmt: skip
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
@@ -47,7 +49,9 @@ ANSWER_MEMORY_BYTES = 128 * 1024 * 1024
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # a name that an environment can have
 
 PerMinuteLimit = Annotated[float, Field(gt=0)] | None
-ProfileName = Literal["generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "vllm"]
+ProfileName = Literal[
+    "generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "mistral", "vllm"
+]
 
 
 class ProviderSettings(ProviderFacts):
@@ -61,7 +65,7 @@ class ProviderSettings(ProviderFacts):
     )
     allow_plain_http: bool = False  # send the key over http:// to another machine, in a network of one's own
     proxy: str | None = None  # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
-    profile: ProfileName | None = None  # how it meters; None = found by the host of base_url
+    profile: ProfileName | None = None  # whose limits and batch API it has; None = found by the host of base_url
     rpm: PerMinuteLimit = None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
     itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
@@ -150,13 +154,33 @@ class CostSettings(BaseModel):
     spot_usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = None  # where `on_spot`; None = as above
     on_spot: bool = False  # this worker runs on a spot or preemptible machine
     gpus: Annotated[int, Field(ge=1, le=1024)] = 1  # cards that this worker uses
+    card: str | None = None  # "nebius/H100-SXM": of the table of prices, for what is not given above; None = no such
+
+    @field_validator("card")
+    @classmethod
+    def _check_card(cls, card: str | None) -> str | None:
+        if card is not None and known_card(card) is None:
+            raise ValueError(f"the table of prices knows {', '.join(known_cards())}; else give usd_per_gpu_hour")
+        return card
 
     @property
     def usd_per_hour(self) -> float:
         """Of this worker; 0 where no price is known."""
         spot = self.spot_usd_per_gpu_hour if self.on_spot else None
         each = self.usd_per_gpu_hour if spot is None else spot
+        if each is None and self.known is not None:
+            each = self.known.spot_hour if self.on_spot else self.known.hour
         return (each or 0.0) * self.gpus
+
+    @property
+    def known(self) -> CardPrice | None:
+        """The row of the table that counts where no price is given here."""
+        return None if self.card is None or self.usd_per_gpu_hour is not None else known_card(self.card)
+
+
+def has_arena_limit() -> bool:
+    """Whether the one who started this process has said how many arenas glibc's malloc may have."""
+    return bool(os.environ.get("MALLOC_ARENA_MAX")) or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
 
 
 def proxy_variables() -> list[str]:

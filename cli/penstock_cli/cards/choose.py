@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.show.text import counted
+from penstock_producer.reporting.text import counted
 
 if TYPE_CHECKING:
     from penstock_workers.lanes.cards import CardsSeen, Device

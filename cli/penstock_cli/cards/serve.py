@@ -22,7 +22,7 @@ from penstock_cli.processes.supervisor import Supervisor
 from penstock_cli.processes.worker_process import Policy
 from penstock_cli.run.interrupts import Interrupts
 from penstock_cli.settings import own_environment
-from penstock_cli.show.text import safe
+from penstock_producer.reporting.text import safe
 
 if TYPE_CHECKING:
     from penstock_workers.lanes.cards import Make
@@ -65,7 +65,7 @@ class CardWorkers:
         own["PENSTOCK_PROBE_DIR"] = str(probes)
         if settings.metrics_port is not None:
             own["PENSTOCK_METRICS_PORT"] = str(settings.metrics_port + number - 1 if settings.metrics_port else 0)
-        if settings.cost.usd_per_gpu_hour is not None:
+        if settings.cost.usd_per_gpu_hour is not None or settings.cost.card is not None:
             own["PENSTOCK_COST__GPUS"] = str(len(group.devices))
         return own
 

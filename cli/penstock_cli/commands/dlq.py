@@ -41,7 +41,7 @@ def list_letters(
 ) -> None:
     """List the dead letters of a job: one line each, with what went wrong."""
     from penstock_cli.connect import books
-    from penstock_cli.show.text import one_line
+    from penstock_producer.reporting.text import one_line
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -68,7 +68,8 @@ def _print_letters(letters: list[DeadLetter]) -> None:
     from rich.text import Text
 
     from penstock_cli.show.terminal import console as make_console
-    from penstock_cli.show.text import aligned, one_line
+    from penstock_cli.show.text import aligned
+    from penstock_producer.reporting.text import one_line
 
     header, *lines = aligned(
         ["document", "reason", "tries", "status", "last error"],
@@ -95,7 +96,7 @@ def _print_footer(ledger: Books, job: Job, *, shown: int, total: int, generation
 
     from penstock_cli.job.replays import changes_in_force, say_in_force
     from penstock_cli.show.terminal import console as make_console
-    from penstock_cli.show.text import argument, count, safe
+    from penstock_producer.reporting.text import argument, count, safe
 
     key, option = argument(job.job_key), ledger.option()
     lines = [f"{count(shown)} of {count(total)}; --limit shows more"] if shown < total else []
@@ -151,7 +152,7 @@ def export(
     """Write the dead letters of a job as OpenAI Batch error lines."""
     from penstock_cli.connect import books
     from penstock_cli.files import STDOUT, write_errors
-    from penstock_cli.show.text import count
+    from penstock_producer.reporting.text import count
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -189,8 +190,8 @@ def replay(
     """Try dead letters again, as a new generation of the job. Nothing is overwritten."""
     from penstock_cli.connect import books
     from penstock_cli.job.replays import changes_in_force, say_in_force
-    from penstock_cli.show.text import count, safe
     from penstock_ledger.model import JobState
+    from penstock_producer.reporting.text import count, safe
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -244,8 +245,8 @@ def _as_flag(problem: Problem) -> str:
 
 def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
     """Why the document was dead before it was replayed, generation by generation."""
-    from penstock_cli.show.text import one_line
     from penstock_ledger.model import DeadLetter
+    from penstock_producer.reporting.text import one_line
 
     reasons = {}
     for generation in range(letter.key.generation - 1, 0, -1)[:MAX_GENERATIONS_SHOWN]:
@@ -256,8 +257,8 @@ def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
 
 
 def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
-    from penstock_cli.show.text import argument, safe
     from penstock_ledger.model import DeadLetter
+    from penstock_producer.reporting.text import argument, safe
 
     found = ledger.outcomes.get(job.job_id, doc_id)
     if isinstance(found, DeadLetter):
@@ -296,7 +297,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _shown(letter: DeadLetter) -> dict[str, str]:
-    from penstock_cli.show.text import safe
+    from penstock_producer.reporting.text import safe
 
     def body(content: bytes | None) -> str:
         if not content:

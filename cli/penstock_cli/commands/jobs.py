@@ -60,13 +60,13 @@ def status(
 def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books) -> None:
     from rich.text import Text
 
-    from penstock_cli.show.engines import engines_line
-    from penstock_cli.show.feeders import feeders_line
-    from penstock_cli.show.lanes import lane_line
-    from penstock_cli.show.origin import from_job_line, started_by_line
-    from penstock_cli.show.pauses import pause_lines
     from penstock_cli.show.progress import final_line, line, reason_lines
-    from penstock_cli.show.text import one_line, safe
+    from penstock_producer.reporting.engines import engines_line
+    from penstock_producer.reporting.feeders import feeders_line
+    from penstock_producer.reporting.lanes import lane_line
+    from penstock_producer.reporting.origin import from_job_line, started_by_line
+    from penstock_producer.reporting.pauses import pause_lines
+    from penstock_producer.reporting.text import one_line, safe
 
     reason = f" ({one_line(job.reason, REASON_CHARS)})" if job.reason else ""
     console.print(
@@ -88,9 +88,9 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
 
 
 def _what_died(job: Job, ledger: Books) -> list[str]:
-    from penstock_cli.report.account import build
-    from penstock_cli.show.text import argument
     from penstock_cli.watching.all_alike import advice
+    from penstock_producer.reporting.account import build
+    from penstock_producer.reporting.text import argument
 
     alike = advice(ledger, job, build(job, ledger.outcomes.counts(job.job_id), stats={}))
     return [*alike, f"list them:  penstock dlq list {argument(job.job_key)}{ledger.option()}"]
@@ -100,11 +100,11 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     import orjson
 
     from penstock_cli.report.gather import report_of
-    from penstock_cli.show.batches import batches_of
-    from penstock_cli.show.engines import engines_of
-    from penstock_cli.show.feeders import feeders_of
     from penstock_cli.watching.all_alike import with_advice
     from penstock_producer.job.lanes import packs
+    from penstock_producer.reporting.batches import batches_of
+    from penstock_producer.reporting.engines import engines_of
+    from penstock_producer.reporting.feeders import feeders_of
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), job.lane) if redis is not None else None
@@ -180,7 +180,7 @@ def list_jobs(
 
 
 def _row(job: Job, counts: Counts) -> list[str]:
-    from penstock_cli.show.text import count, one_line, percent
+    from penstock_producer.reporting.text import count, one_line, percent
 
     finished = counts.succeeded + counts.dead
     return [
@@ -233,9 +233,9 @@ def resume(
 
 def _give_budget(ledger: Books, job: Job, budget_usd: float) -> None:
     """Raises UsageProblem and SpecError."""
-    from penstock_cli.show.figures import MICRO
-    from penstock_cli.show.text import safe
     from penstock_producer import Producer
+    from penstock_producer.reporting.money import MICRO
+    from penstock_producer.reporting.text import safe
     from penstock_producer.settings import ProducerSettings
 
     spent = ledger.outcomes.counts(job.job_id).cost_microusd / MICRO
@@ -259,7 +259,7 @@ def cancel(job: options.JobName, state: options.StateOption = None) -> None:
 def _move(name: str, state: options.StateOption, to: JobState, expect: set[JobState], reason: str | None) -> None:
     """SQL first, since that is what is true; Redis after it, so that workers see it at once. Raises UsageProblem."""
     from penstock_cli.connect import books
-    from penstock_cli.show.text import safe
+    from penstock_producer.reporting.text import safe
 
     with books(state) as ledger:
         job = ledger.jobs.get(name)

@@ -166,7 +166,7 @@ def _watch_panels(reader: Reader, console: Console) -> None:
 
 
 def _lift(client: redis.Redis, quota: str, prefix: str) -> str:
-    from penstock_cli.show.text import one_line
+    from penstock_producer.reporting.text import one_line
     from penstock_ratelimit.for_penstock import lift_hold, read_quotas
 
     views = read_quotas(client, prefix, [quota])
@@ -182,7 +182,7 @@ def _lift(client: redis.Redis, quota: str, prefix: str) -> str:
 
 
 def _unknown(client: redis.Redis, quota: str, prefix: str) -> UsageProblem:
-    from penstock_cli.show.text import one_line
+    from penstock_producer.reporting.text import one_line
     from penstock_ratelimit.for_penstock import read_quotas
 
     known = ", ".join(view.quota_id for view in read_quotas(client, prefix)) or "none yet"

@@ -23,9 +23,9 @@ def move(
 ) -> None:
     """Let a running job go on in another lane; what is done stays, and what is under way is not lost."""
     from penstock_cli.connect import books
-    from penstock_cli.show.reasons import unserved
-    from penstock_cli.show.text import safe
     from penstock_ledger import BY_HAND, LaneMoves
+    from penstock_producer.reporting.reasons import unserved
+    from penstock_producer.reporting.text import safe
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -44,10 +44,10 @@ def move(
 
 def _check(ledger: Books, job: Job, lane: str) -> None:
     """Raises UsageProblem, and SpecError where the lane cannot do what the job asks."""
-    from penstock_cli.show.text import safe
     from penstock_producer.accepting.acceptance import check_other_lane
     from penstock_producer.job.lanes import LANES, lanes_in_words, packs
     from penstock_producer.job.spec import JobSpec
+    from penstock_producer.reporting.text import safe
     from penstock_producer.settings import ProducerSettings
 
     name = safe(job.job_key)

@@ -13,44 +13,46 @@ from penstock_cli.job.options import JsonOption, ProviderFlags
 
 PLAN = "The plan"
 
+Documents = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="How many: 20000, 1.5k, 100M; left out, those of the source.", rich_help_panel=PLAN),
+]
+Within = Annotated[
+    str | None, typer.Option(metavar="TIME", help="When all must be done, e.g. 24h.", rich_help_panel=PLAN)
+]
+FromJob = Annotated[
+    str | None, typer.Option(metavar="JOB", help="A job, or a sample, whose figures are taken.", rich_help_panel=PLAN)
+]
+JobWorkers = Annotated[
+    int, typer.Option(min=1, help="Workers that this job had, where they host a model.", rich_help_panel=PLAN)
+]
+TokensIn = Annotated[float | None, typer.Option(min=0, help="Prompt tokens of a document.", rich_help_panel=PLAN)]
+TokensOut = Annotated[float | None, typer.Option(min=0, help="Answer tokens of a document.", rich_help_panel=PLAN)]
+Latency = Annotated[str | None, typer.Option(metavar="TIME", help="Of one call, e.g. 2.5s.", rich_help_panel=PLAN)]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, max=100_000, help="Worker processes; left out, as many as it takes.", rich_help_panel=PLAN),
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(min=1, max=10_000, help="Calls in flight in each; left out, the lane's.", rich_help_panel=PLAN),
+]
+Seed = Annotated[int, typer.Option(help="Of the simulation.", rich_help_panel=PLAN)]
+
 
 @takes_job_flags
 def plan(
     given: GivenJob,
-    documents: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N", help="How many: 20000, 1.5k, 100M; left out, those of the source.", rich_help_panel=PLAN
-        ),
-    ] = None,
-    within: Annotated[
-        str | None, typer.Option(metavar="TIME", help="When all must be done, e.g. 24h.", rich_help_panel=PLAN)
-    ] = None,
-    from_job: Annotated[
-        str | None,
-        typer.Option(metavar="JOB", help="A job, or a sample, whose figures are taken.", rich_help_panel=PLAN),
-    ] = None,
-    job_workers: Annotated[
-        int, typer.Option(min=1, help="Workers that this job had, where they host a model.", rich_help_panel=PLAN)
-    ] = 1,
-    tokens_in: Annotated[
-        float | None, typer.Option(min=0, help="Prompt tokens of a document.", rich_help_panel=PLAN)
-    ] = None,
-    tokens_out: Annotated[
-        float | None, typer.Option(min=0, help="Answer tokens of a document.", rich_help_panel=PLAN)
-    ] = None,
-    latency: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Of one call, e.g. 2.5s.", rich_help_panel=PLAN)
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=100_000, help="Worker processes; left out, as many as it takes.", rich_help_panel=PLAN),
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(min=1, max=10_000, help="Calls in flight in each; left out, the lane's.", rich_help_panel=PLAN),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the simulation.", rich_help_panel=PLAN)] = 0,
+    documents: Documents = None,
+    within: Within = None,
+    from_job: FromJob = None,
+    job_workers: JobWorkers = 1,
+    tokens_in: TokensIn = None,
+    tokens_out: TokensOut = None,
+    latency: Latency = None,
+    workers: Workers = None,
+    concurrency: Concurrency = None,
+    seed: Seed = 0,
     state: options.StateOption = None,
     api: options.Api = None,
     base_url: options.BaseUrl = None,

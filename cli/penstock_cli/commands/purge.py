@@ -25,8 +25,8 @@ def purge(
 ) -> None:
     """Delete a finished job: its results and dead letters, in SQL and Redis."""
     from penstock_cli.connect import books
-    from penstock_cli.show.text import argument, count, safe
     from penstock_ledger import purge_job
+    from penstock_producer.reporting.text import argument, count, safe
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -51,7 +51,7 @@ def purge(
 
 def _refuse_open_batches(ledger: Books, job: Job) -> None:
     """Forgotten ones would run on at their provider: nothing cancels them, and what they answer is paid for and not read."""
-    from penstock_cli.show.text import argument, count, safe
+    from penstock_producer.reporting.text import argument, count, safe
 
     open_ones = [one for one in ledger.provider_batches(job) if one.state != "settled"]
     if open_ones:

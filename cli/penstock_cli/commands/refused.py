@@ -23,8 +23,8 @@ def refused(
     from dataclasses import asdict
     from itertools import islice
 
-    from penstock_cli.show.text import safe
     from penstock_ledger import RedisAddress
+    from penstock_producer.reporting.text import safe
     from penstock_producer.settings import ProducerSettings
     from penstock_workers.doors.task_records import TaskRecords
 

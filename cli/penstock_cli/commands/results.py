@@ -28,7 +28,7 @@ def report(
     1 not completed. As HTML it is one page with charts, without scripts.
     """
     from penstock_cli.connect import books
-    from penstock_cli.report.gather import report_of
+    from penstock_cli.report.gather import exit_status, report_of
     from penstock_cli.report_forms import Form, form_of, put
     from penstock_cli.watching.all_alike import with_advice
 
@@ -41,7 +41,7 @@ def report(
         told = put(ledger, found, figures, chosen, output)
     if told:
         typer.echo(told, err=True)
-    raise typer.Exit(figures.exit_status)
+    raise typer.Exit(exit_status(figures))
 
 
 def results(

@@ -26,62 +26,68 @@ NOTICE_READ_BYTES = 2 * 1024 * 1024  # of a notification: more than one may have
 app = typer.Typer(no_args_is_help=True, help="Jobs that start themselves: add, list, pause, resume, remove.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A schedule's name.")]
+Cron = Annotated[
+    str,
+    typer.Argument(
+        metavar="CRON", help='Minute, hour, day of month, month and day of week: "0 1 * * *" is every night at one.'
+    ),
+]
+ScheduleName = Annotated[
+    str | None,
+    typer.Option(
+        help="Names the schedule (left out: after the source). Its jobs are named after it and their time.",
+        rich_help_panel=WHEN,
+    ),
+]
+Zone = Annotated[
+    str, typer.Option(metavar="ZONE", help="Whose clock the times are on: Europe/Berlin, …", rich_help_panel=WHEN)
+]
+CatchUp = Annotated[
+    str,
+    typer.Option(
+        metavar="POLICY",
+        help="What to do about times that passed while no control process ran: skip them, start the latest once, or "
+        "start all (at most 24).",
+        rich_help_panel=WHEN,
+    ),
+]
+Overlap = Annotated[
+    bool, typer.Option("--overlap", help="Start a job although an earlier one has not ended.", rich_help_panel=WHEN)
+]
+NewFiles = Annotated[
+    bool,
+    typer.Option(
+        "--new-files",
+        help="SOURCE is a folder, prefix or pattern: each job has its files that no earlier job of the schedule took.",
+        rich_help_panel=WHEN,
+    ),
+]
+Events = Annotated[
+    str | None,
+    typer.Option(
+        metavar="QUEUE",
+        help="With --new-files over s3://: new files are named by notifications, from this queue of SQS (its URL), or with "
+        "webhook by those that `penstock schedule notify` gets. Once a day all files are looked at.",
+        rich_help_panel=WHEN,
+    ),
+]
 
 
 @app.command(epilog=examples.SCHEDULE_ADD)
 @takes_job_flags
 def add(
-    cron: Annotated[
-        str,
-        typer.Argument(
-            metavar="CRON", help='Minute, hour, day of month, month and day of week: "0 1 * * *" is every night at one.'
-        ),
-    ],
+    cron: Cron,
     given: GivenJob,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Names the schedule (left out: after the source). Its jobs are named after it and their time.",
-            rich_help_panel=WHEN,
-        ),
-    ] = None,
+    name: ScheduleName = None,
     job: Annotated[str | None, typer.Option(hidden=True)] = None,
     from_job: options.FromJob = None,
     from_schedule: options.FromSchedule = None,
     where: options.Where = None,
-    timezone: Annotated[
-        str, typer.Option(metavar="ZONE", help="Whose clock the times are on: Europe/Berlin, …", rich_help_panel=WHEN)
-    ] = "UTC",
-    catch_up: Annotated[
-        str,
-        typer.Option(
-            metavar="POLICY",
-            help="What to do about times that passed while no control process ran: skip them, start the latest once, or "
-            "start all (at most 24).",
-            rich_help_panel=WHEN,
-        ),
-    ] = "once",
-    overlap: Annotated[
-        bool,
-        typer.Option("--overlap", help="Start a job although an earlier one has not ended.", rich_help_panel=WHEN),
-    ] = False,
-    new_files: Annotated[
-        bool,
-        typer.Option(
-            "--new-files",
-            help="SOURCE is a folder, prefix or pattern: each job has its files that no earlier job of the schedule took.",
-            rich_help_panel=WHEN,
-        ),
-    ] = False,
-    events: Annotated[
-        str | None,
-        typer.Option(
-            metavar="QUEUE",
-            help="With --new-files over s3://: new files are named by notifications, from this queue of SQS (its URL), or with "
-            "webhook by those that `penstock schedule notify` gets. Once a day all files are looked at.",
-            rich_help_panel=WHEN,
-        ),
-    ] = None,
+    timezone: Zone = "UTC",
+    catch_up: CatchUp = "once",
+    overlap: Overlap = False,
+    new_files: NewFiles = False,
+    events: Events = None,
 ) -> None:
     """Submit a source again and again, at the times of a cron expression.
 
@@ -92,8 +98,8 @@ def add(
     """
     from penstock_cli.job.hooks import check_hooks
     from penstock_cli.job.jobspec import default_job_key, job_spec
-    from penstock_cli.show.text import safe
     from penstock_producer import SpecError
+    from penstock_producer.reporting.text import safe
 
     if job is not None:
         raise UsageProblem(
@@ -265,7 +271,7 @@ def _row(schedule: Schedule, firings: list[Firing]) -> list[str]:
 
 
 def _print_one(schedule: Schedule, firings: list[Firing]) -> None:
-    from penstock_cli.show.text import safe
+    from penstock_producer.reporting.text import safe
     from penstock_producer.schedules.marks import shown_source
 
     overlap = "may overlap" if schedule.overlap else "no overlap"
@@ -278,7 +284,7 @@ def _print_one(schedule: Schedule, firings: list[Firing]) -> None:
 
 def _next(schedule: Schedule) -> str:
     """When, or why not."""
-    from penstock_cli.show.text import one_line
+    from penstock_producer.reporting.text import one_line
 
     shown = _shown(schedule, schedule.next_at)
     if schedule.paused:
@@ -289,7 +295,7 @@ def _next(schedule: Schedule) -> str:
 
 
 def _in_words(schedule: Schedule, firing: Firing) -> str:
-    from penstock_cli.show.text import one_line
+    from penstock_producer.reporting.text import one_line
 
     shown = f"{_shown(schedule, firing.planned_at)} {firing.outcome}"
     if firing.job_id is not None:

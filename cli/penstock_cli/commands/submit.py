@@ -34,8 +34,8 @@ def submit(
     from penstock_cli.job import serving
     from penstock_cli.job.hooks import check_hooks
     from penstock_cli.job.jobspec import job_spec
-    from penstock_cli.show.text import safe
     from penstock_producer import Producer, SpecError
+    from penstock_producer.reporting.text import safe
     from penstock_producer.settings import ProducerSettings
 
     given = given.for_api(given.of_run("api", api))

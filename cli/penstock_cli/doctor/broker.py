@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock_cli.doctor.finding import Finding, Verdict
-from penstock_cli.show.text import safe
+from penstock_producer.reporting.text import safe
 from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.broker.amqp.connect import AMQP_ERRORS, CHANNEL_ERRORS, connect
 from penstock_workers.broker.amqp.publisher import QUORUM, Publisher

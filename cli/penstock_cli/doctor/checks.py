@@ -15,8 +15,8 @@ from penstock_cli.connect import refuse_without_database, without_password
 from penstock_cli.doctor.finding import REDIS_TIMEOUT_S, Finding, Verdict
 from penstock_cli.errors import CliError
 from penstock_cli.failures import message
-from penstock_cli.show.text import safe
 from penstock_ledger.redaction import redact
+from penstock_producer.reporting.text import safe
 
 if TYPE_CHECKING:
     import redis
@@ -163,7 +163,7 @@ def _database(url: str, *, migrate: bool) -> Iterator[Finding]:
 
 def _tables(database: Database, shown: str, *, migrate: bool) -> Finding:
     from penstock_ledger import JobStore
-    from penstock_ledger.errors import SchemaMissing
+    from penstock_ledger.errors import SchemaMissing, TablesInUse
 
     try:
         if migrate:
@@ -172,6 +172,9 @@ def _tables(database: Database, shown: str, *, migrate: bool) -> Finding:
     except SchemaMissing as error:
         fix = "`penstock migrate` creates or upgrades the tables"
         return Finding(Verdict.BAD, "database", f"{shown}: {safe(str(error).partition(':')[0])}", fix)
+    except TablesInUse as error:
+        fix = "repeat it once those have ended, or end them: SELECT pg_terminate_backend(PID); jobs go on as before"
+        return Finding(Verdict.BAD, "database", f"{shown}: its tables were not changed: {safe(error.why)}", fix)
     except Exception as error:
         from penstock_cli.doctor.safety import database_fix
 

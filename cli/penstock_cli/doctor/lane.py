@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock_cli.doctor.finding import Finding, Verdict
 from penstock_cli.errors import UsageProblem
-from penstock_cli.show.text import safe
+from penstock_producer.reporting.text import safe
 
 
 class AskedLane(NamedTuple):

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import redis
 
 from penstock_cli.doctor.finding import Finding, Verdict
-from penstock_cli.show.cards import cards_in_words
-from penstock_cli.show.engines import engines_of
-from penstock_cli.show.reasons import unserved_model
-from penstock_cli.show.text import safe
 from penstock_ledger import LiveJobs, RedisAddress, RedisLedger, WorkerSeen, open_database
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.served import missing_provider, serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs
+from penstock_producer.reporting.cards import cards_in_words
+from penstock_producer.reporting.engines import engines_of
+from penstock_producer.reporting.reasons import unserved_model
+from penstock_producer.reporting.text import safe
 
 SUBJECT = "models"
 JOBS_SHOWN = 10

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from penstock_cli.connect import refuse_without_database, without_password
 from penstock_cli.doctor.finding import REDIS_TIMEOUT_S
 from penstock_cli.errors import CliError
-from penstock_cli.show.text import one_line, safe
+from penstock_producer.reporting.text import one_line, safe
 
 if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings

@@ -60,7 +60,9 @@ Where = Annotated[
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job id or job key.")]
 StateOption = Annotated[
     Path | None,
-    typer.Option("--state", help="The state folder of a local `penstock run`, instead of the configured servers."),
+    typer.Option(
+        "--state", help="The state folder of a local `penstock run` or `serve`, instead of the configured servers."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable, on one line.")]
 

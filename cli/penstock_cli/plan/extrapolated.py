@@ -11,9 +11,9 @@ from penstock_cli.plan.lanes import LanePlan, lane_plans
 from penstock_cli.plan.measured_job import LOOKED_AT, MeasuredJob, measured_job
 from penstock_cli.plan.picture import Asked, Picture, most_of
 from penstock_cli.run.sample import SampleRecord, latest_record
-from penstock_cli.show.text import count, counted, duration, safe, usd
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.planning.intervals import CONFIDENCE, Interval, extrapolated, share_of_largest
+from penstock_producer.reporting.text import count, counted, duration, safe, usd
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Spent

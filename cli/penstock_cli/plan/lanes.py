@@ -18,7 +18,7 @@ from penstock_producer.planning.flow import Calls
 from penstock_producer.planning.sizing import CALLS, WINDOW_MAX, Fleet, Needs, Planned, Quota, sized, sized_batches
 
 if TYPE_CHECKING:
-    from penstock_workers.settings import ProviderSettings, WorkerSettings
+    from penstock_workers.settings import CostSettings, ProviderSettings, WorkerSettings
 
 BATCH_REQUESTS: Final = 50_000  # of one batch, where nothing smaller is asked for: what OpenAI's take
 BATCH_BYTES: Final = 200 * 1024 * 1024  # likewise
@@ -85,6 +85,8 @@ def _plan(lane: str, picture: Picture, settings: WorkerSettings, asked: Asked) -
                 "engine", engine, "documents a second in one worker", f"job {asked.job}, between its start and its end"
             )
         )
+    if provider is None and settings.cost.usd_per_hour:
+        noted.append(Figure("price of a worker", settings.cost.usd_per_hour, "USD an hour", hour_from(settings.cost)))
     noted += [
         Figure(one.unit, one.each, f"a call; {_limit(one)}", _metering(provider))
         for one in quotas
@@ -167,6 +169,14 @@ def _metering(provider: ProviderSettings | None) -> str:
     return (
         "" if provider is None else f"as the profile {profile_for(provider.base_url, provider.metering).name!r} meters"
     )
+
+
+def hour_from(cost: CostSettings) -> str:
+    known = cost.known
+    if known is None:
+        return "by settings"
+    kind = "on spot" if cost.on_spot else "on demand"
+    return f"{cost.card} {kind}, as {known.source} had it on {known.checked}"
 
 
 def _concurrency(lane: str, settings: WorkerSettings) -> int:

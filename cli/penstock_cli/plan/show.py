@@ -10,9 +10,9 @@ import typer
 
 from penstock_cli.plan.lanes import LanePlan
 from penstock_cli.plan.picture import Asked, Picture
-from penstock_cli.show.text import count, counted, duration, safe, usd
 from penstock_producer.job.lanes import packs
 from penstock_producer.planning.figures import Figure
+from penstock_producer.reporting.text import count, counted, duration, safe, usd
 
 if TYPE_CHECKING:
     from rich.console import Console

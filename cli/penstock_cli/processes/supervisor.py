@@ -54,7 +54,8 @@ class Supervisor:
         self._take = take
         self._clock = clock
         self.workers = [
-            Worker(number, None if logs is None else logs / f"worker-{number}.log") for number in range(1, count + 1)
+            Worker(number, None if logs is None else logs / f"{policy.log(number)}.log")
+            for number in range(1, count + 1)
         ]
         self.restarts = 0
 

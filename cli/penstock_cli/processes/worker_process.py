@@ -47,6 +47,7 @@ class Policy:
     pause_base_s: float = BACKOFF_BASE_S  # before the second start; doubled with each quick crash
     is_up: Callable[[int], bool] = lambda _: True  # whether its start is over: a crash before it is a quick one
     name: Callable[[int], str] = lambda number: f"worker {number}"
+    log: Callable[[int], str] = lambda number: f"worker-{number}"  # the file's name
     variables: Callable[[int], Mapping[str, str]] = lambda _: {}  # of one worker, beside those of all
 
 

@@ -10,7 +10,7 @@ from penstock_cli.disk import shortage
 from penstock_cli.errors import EmbeddedRedisFailed
 from penstock_cli.redis_server.server import SILENCE_MAX_S, EmbeddedRedis, Tell, end
 from penstock_cli.show.progress import Wait
-from penstock_cli.show.text import duration
+from penstock_producer.reporting.text import duration
 
 PING_TIMEOUT_S = 2.0  # short, so that the screen, Ctrl-C and crashed workers need not wait for a server that is slow
 MAX_RESTARTS = 3  # within RESTART_WINDOW_S: a server that ends again and again lacks memory, and starting it is no help

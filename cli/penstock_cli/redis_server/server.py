@@ -24,7 +24,8 @@ from penstock_cli.errors import EmbeddedRedisFailed, ForeignRedis
 from penstock_cli.redis_server.address import Endpoint, pidfile, read_pidfile, write_pidfile
 from penstock_cli.redis_server.binary import find_binary
 from penstock_cli.redis_server.files import put_back, set_aside
-from penstock_cli.show.text import duration, last_lines
+from penstock_cli.show.text import last_lines
+from penstock_producer.reporting.text import duration
 
 if TYPE_CHECKING:
     import redis

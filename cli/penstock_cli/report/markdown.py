@@ -6,7 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock_cli.report.words import (
+from penstock_producer.reporting.changes import changes
+from penstock_producer.reporting.prices import usd_or_unknown
+from penstock_producer.reporting.reasons import retried_line, reused_lines
+from penstock_producer.reporting.text import asked_again, count, duration, one_line, percent, rate
+from penstock_producer.reporting.words import (
     batches_line,
     lane_name,
     made_with_line,
@@ -16,14 +20,10 @@ from penstock_cli.report.words import (
     saved_rows,
     twice_line,
 )
-from penstock_cli.show.changes import changes
-from penstock_cli.show.prices import usd_or_unknown
-from penstock_cli.show.reasons import retried_line, reused_lines
-from penstock_cli.show.text import asked_again, count, duration, one_line, percent, rate
 
 if TYPE_CHECKING:
-    from penstock_cli.report.account import Report
-    from penstock_cli.report.course import Course
+    from penstock_producer.reporting.account import Report
+    from penstock_producer.reporting.course import Course
 
 CELL_CHARS = 300
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#!|~&$@:])")  # what Markdown, or HTML in it, would take for its own

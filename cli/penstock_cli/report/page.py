@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from penstock_cli.report import charts
-from penstock_cli.report.words import (
+from penstock_producer.reporting.changes import changes
+from penstock_producer.reporting.charts import progress
+from penstock_producer.reporting.prices import usd_or_unknown
+from penstock_producer.reporting.reasons import retried_line, reused_lines
+from penstock_producer.reporting.text import asked_again, count, duration, one_line, percent, rate
+from penstock_producer.reporting.words import (
     batches_line,
     lane_name,
     made_with_line,
@@ -20,14 +24,10 @@ from penstock_cli.report.words import (
     saved_rows,
     twice_line,
 )
-from penstock_cli.show.changes import changes
-from penstock_cli.show.prices import usd_or_unknown
-from penstock_cli.show.reasons import retried_line, reused_lines
-from penstock_cli.show.text import asked_again, count, duration, one_line, percent, rate
 
 if TYPE_CHECKING:
-    from penstock_cli.report.account import Report
-    from penstock_cli.report.course import Course
+    from penstock_producer.reporting.account import Report
+    from penstock_producer.reporting.course import Course
 
 NAME_CHARS: Final = 300
 PROGRESS_ROWS: Final = 12  # of the table beside the chart, which has all stretches
@@ -62,7 +62,7 @@ def page(report: Report, course: Course, *, dlq_command: str, now: float) -> str
         lanes=_lanes(report),
         cost=usd_or_unknown(report.cost_usd),
         saved=saved_rows(report.saved),
-        progress=charts.progress(course.stretches),
+        progress=progress(course.stretches),
         stretches=_stretches(course),
         latencies=_latencies(course),
         effort=_effort(report),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock_cli.report.account import Report
-from penstock_cli.report.words import batches_line, lane_lines, made_with_line, saved_line, twice_line
-from penstock_cli.show.changes import changes
-from penstock_cli.show.reasons import retried_line, reused_lines
-from penstock_cli.show.text import asked_again, count, duration, percent, rate, safe, usd
+from penstock_producer.reporting.account import Report
+from penstock_producer.reporting.changes import changes
+from penstock_producer.reporting.reasons import retried_line, reused_lines
+from penstock_producer.reporting.text import asked_again, count, duration, percent, rate, safe, usd
+from penstock_producer.reporting.words import batches_line, lane_lines, made_with_line, saved_line, twice_line
 
 if TYPE_CHECKING:
     from rich.console import Console

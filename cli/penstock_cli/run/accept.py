@@ -11,7 +11,7 @@ from penstock_cli.connect import Books, books
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import FromJob
 from penstock_cli.run.request import Plan
-from penstock_cli.show.text import count, duration, usd
+from penstock_producer.reporting.text import count, duration, usd
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock_cli.commandline import this_command
-from penstock_cli.report.words import counted_batches
 from penstock_producer.job.lanes import packs
+from penstock_producer.reporting.words import counted_batches
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books

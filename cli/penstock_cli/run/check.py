@@ -9,8 +9,8 @@ from penstock_cli.job.hooks import check_hooks
 from penstock_cli.job.jobspec import job_spec, with_own_model, with_provider
 from penstock_cli.run import tables
 from penstock_cli.run.request import Plan, RunRequest
-from penstock_cli.show.text import count
 from penstock_cli.state import StateFolder
+from penstock_producer.reporting.text import count
 from penstock_producer.source_names import is_database
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     from penstock_cli.run.reachable import knock, name_receiver
 
     spec, (settings, *beside) = understood(request)
-    settings, beside = _with_short_lease(settings), [*map(_with_short_lease, beside)]
+    settings, beside = with_short_lease(settings), [*map(with_short_lease, beside)]
     if asks_a_provider(spec):
         name_receiver(spec.provider, settings.provider(spec.provider))
         knock(settings.provider(spec.provider).base_url)
@@ -125,7 +125,7 @@ def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:
     return small
 
 
-def _with_short_lease(settings: WorkerSettings) -> WorkerSettings:
+def with_short_lease(settings: WorkerSettings) -> WorkerSettings:
     """A short lease, unless settings choose one: on one machine no network delays a renewal, so it shows a dead worker sooner."""
     if "visibility_timeout_s" in settings.model_fields_set:
         return settings

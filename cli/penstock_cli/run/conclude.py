@@ -14,18 +14,20 @@ from penstock_cli.run import tables
 from penstock_cli.run.batches_left import batches_left
 from penstock_cli.run.check import asks_a_provider
 from penstock_cli.run.request import Plan
-from penstock_cli.show.figures import MICRO, KeptFigures
-from penstock_cli.show.text import argument, count
+from penstock_cli.show.figures import KeptFigures
 from penstock_cli.watching.all_alike import advice
 from penstock_producer.prices.spent_budget import BUDGET_EXHAUSTED, budget_of, next_budget, without_command
+from penstock_producer.reporting.money import MICRO
+from penstock_producer.reporting.text import argument, count
 
 if TYPE_CHECKING:
-    from penstock_cli.report.account import Report
     from penstock_ledger.model import Job
+    from penstock_producer.reporting.account import Report
 
 
 def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     """Write the files, print the report. Raises JobStopped for a job that is paused."""
+    from penstock_cli.report.gather import exit_status
     from penstock_cli.report.text_form import show
 
     report, place = keep_report(plan, ledger, job)
@@ -44,7 +46,7 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
     if said := batches_left(plan, ledger, job):
         plan.console.print(said, soft_wrap=True)
-    return report.exit_status
+    return exit_status(report)
 
 
 def _why_stopped(plan: Plan, job: Job, report: Report) -> str:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from penstock_cli.run.lane_chosen import choice_lines
 from penstock_cli.run.lanes_beside import beside, table
-from penstock_cli.show.changes import asked_form, changes, saved_tokens, token_limits
-from penstock_cli.show.prices import known_from, per_million
-from penstock_cli.show.text import count, counted, one_line, safe, usd
+from penstock_cli.show.changes import asked_form, token_limits
 from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
+from penstock_producer.job.lanes import packs
+from penstock_producer.reporting.changes import changes, saved_tokens
+from penstock_producer.reporting.prices import known_from, per_million
+from penstock_producer.reporting.text import count, counted, one_line, safe, usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,11 +95,14 @@ def _lines(guess: Estimate, spec: JobSpec, provider: ProviderSettings | None) ->
     prices = provider.prices_of(spec.model)
     if prices is None:
         return [tokens, f"cost: {_unknown(spec)}"]
-    cost_in, cost_out = guess.tokens_in * prices.input / MTOK, guess.tokens_out * prices.output / MTOK
+    discount = (prices.batch_discount or 0.0) if all(map(packs, spec.permitted_lanes)) else 0.0
+    share = (1.0 - discount) / MTOK
+    cost_in, cost_out = guess.tokens_in * prices.input * share, guess.tokens_out * prices.output * share
+    less = f", less {discount:.0%} in batches" if discount else ""
     return [
         tokens,
         f"cost: about {usd(cost_in)} in, {out} {usd(cost_out)} out; together {usd(cost_in + cost_out)} "
-        f"(at {per_million(prices.input, prices.output)}, {known_from(prices)})",
+        f"(at {per_million(prices.input, prices.output)}{less}, {known_from(prices)})",
     ]
 
 

@@ -12,9 +12,9 @@ from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.job.jobspec import job_spec, with_provider
 from penstock_cli.run.lane_chosen import choice_lines
 from penstock_cli.run.lanes_beside import LaneGuess, beside, table
-from penstock_cli.show.prices import known_from, per_million
-from penstock_cli.show.text import count, counted, safe
 from penstock_producer.accepting.estimates import Estimate
+from penstock_producer.reporting.prices import known_from, per_million
+from penstock_producer.reporting.text import count, counted, safe
 
 if TYPE_CHECKING:
     from penstock_cli.job.given import GivenJob

@@ -24,7 +24,7 @@ from penstock_cli.run.request import Plan, RunRequest, places_of
 from penstock_cli.show.figures import KeptFigures
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
-from penstock_cli.show.text import count
+from penstock_producer.reporting.text import count
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Job

@@ -37,7 +37,7 @@ def knock(base_url: str) -> None:
 
 def name_receiver(name: str, provider: ProviderSettings) -> None:
     """Say which host gets the documents and which key, where a settings file decides that: it may not be the user's own."""
-    from penstock_cli.show.text import safe
+    from penstock_producer.reporting.text import safe
     from penstock_producer.settings import config_path
 
     config = config_path()

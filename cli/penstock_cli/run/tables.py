@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from penstock_cli.errors import UsageProblem
 from penstock_cli.files import is_remote, s3_endpoint
 from penstock_cli.result_forms import fill_table, opened_table
-from penstock_cli.show.text import count
+from penstock_producer.reporting.text import count
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books

@@ -1,4 +1,4 @@
-"""What a job's options changed in its rows: said wherever the job is shown, so that nothing is cut in silence."""
+"""What is said of a job's options before it is submitted."""
 
 from __future__ import annotations
 
@@ -7,29 +7,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock_cli.show.text import count, counted, safe
-from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
-
 _JSON_OBJECT = b"json_object"
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.sources import Document
-    from penstock_producer.tally import Tally
-
-
-def saved_tokens(tally: Tally) -> int:
-    """What the blanks that compression took out would have come to, estimated."""
-    return round(tally.saved_chars / CHARS_PER_TOKEN)
-
-
-def changes(rows_cut: Mapping[str, int], tokens_saved: int) -> Iterator[str]:
-    """A line for each kind; none where nothing was changed."""
-    if rows_cut:
-        cut = ", ".join(f"{safe(name)} in {counted(rows, 'row')}" for name, rows in rows_cut.items())
-        yield f"cut by --truncate: {cut}"
-    if tokens_saved:
-        yield f"--compress-prompt saves about {count(tokens_saved)} tokens"
 
 
 def asked_form(spec: JobSpec, documents: Iterable[Document]) -> Iterator[str]:

@@ -17,20 +17,13 @@ from typing import TYPE_CHECKING, Any
 from penstock_ledger import RETRIED
 
 if TYPE_CHECKING:
-    from penstock_cli.show.engines import Engines
     from penstock_ledger.model import Counts
+    from penstock_producer.reporting.engines import Engines
 
 COUNT_SHARE = 0.05  # of the time at most this much goes into counting rows
 COUNT_PAUSE_S = 1.0  # and never more often than this
 RATE_SPAN_S = 15.0  # the speed shown is that of the last seconds, not of the whole night
-MICRO = 1_000_000
 KEPT_STATS = ("calls", "retries", "rate_limited", "skipped", "repairs", "fallbacks")
-
-
-def retried_by_reason(stats: Mapping[str, int]) -> dict[str, int]:
-    """Attempts that were followed by another, the most frequent reason first."""
-    found = {name.removeprefix(RETRIED): count for name, count in stats.items() if name.startswith(RETRIED) and count}
-    return dict(sorted(found.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 def _kept(stats: Mapping[str, Any]) -> dict[str, int]:

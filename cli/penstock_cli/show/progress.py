@@ -7,10 +7,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-from penstock_cli.show.engines import engines_line
 from penstock_cli.show.figures import JobFigures
-from penstock_cli.show.reasons import retried_line, reused_lines
-from penstock_cli.show.text import asked_again, count, duration, percent, rate, safe, usd
+from penstock_producer.reporting.engines import engines_line
+from penstock_producer.reporting.reasons import retried_line, reused_lines
+from penstock_producer.reporting.text import asked_again, count, duration, percent, rate, safe, usd
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

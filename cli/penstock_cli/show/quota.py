@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock_cli.show.reasons import bound, cause_line, latest_cause
-from penstock_cli.show.text import count, duration, one_line, rate
+from penstock_producer.reporting.reasons import cause_line, latest_cause
+from penstock_producer.reporting.text import count, duration, one_line, rate
 from penstock_ratelimit.for_penstock import RETRIES_LEAVE, Breaker
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ LONG_PAUSE_S = 60.0  # longer than a limit per minute asks for: worth a hint how
 NOTABLE_MARGIN = 0.02  # below the declared one: two cuts by 429s that have not grown back
 NOTABLE_OTHERS = 0.05  # of a limit that other clients of the key use
 FULL = 0.9995  # shown as 100 %
+USED = 0.9  # of what may be in flight: more than that is all of it
 
 _FIXES = {  # of reasons that come without one, because the caller gave none
     "out_of_money": "add credit or raise the spend limit at the provider",
@@ -126,6 +127,22 @@ def _until(seconds: float, now: float) -> str:
 
 
 # --- figures -------------------------------------------------------------------------------------------------------
+
+
+def bound(view: QuotaView) -> str | None:
+    """What bounds the requests of a provider while some wait for their turn; None when none wait."""
+    if not view.waiting or view.hold or view.breaker is not Breaker.CLOSED or view.pause_left_s > 0:
+        return None
+    if view.concurrency is not None and view.in_flight >= USED * view.concurrency:
+        if view.climbing:
+            most = f", {count(view.concurrency_most)} at most" if view.concurrency_most else ""
+            return f"{count(view.in_flight)} in flight, climbing while answers stay good{most}"
+        return f"{count(view.in_flight)} in flight: more made the provider no faster, or were refused"
+    if view.share < 1:
+        return f"starting gently after a stop: {view.share:.0%} of the provider's limits for now, and growing"
+    if view.dimensions:
+        return "bound by the provider's limits; their use:  penstock limits"
+    return None
 
 
 def people(view: QuotaView) -> list[str]:

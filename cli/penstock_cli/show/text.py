@@ -1,34 +1,14 @@
-"""Text for a terminal: foreign text made harmless, numbers made readable."""
+"""Text for a terminal: tables and the ends of logs."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock_producer.reporting.text import safe
+
 MAX_ALIGNED = 40  # columns
 LOG_TAIL_BYTES = 8192  # enough for the traceback at the end of a log
-
-
-def safe(text: str) -> str:
-    """Foreign text (a provider's, a document's) with its control characters shown as escapes.
-
-    Tabs and newlines stay. Lone surrogates, which no terminal encoding takes, become escapes as well.
-    """
-    from penstock_ledger.log_lines import several_lines  # here, since the package brings SQLAlchemy with it
-
-    return several_lines(text)
-
-
-def argument(value: str) -> str:
-    """A value as the user has to type it inside a command that we print."""
-    return shlex.quote(safe(value))
-
-
-def one_line(text: str, width: int = 100) -> str:
-    """Foreign text on one line of at most ``width`` characters."""
-    line = " ".join(safe(text).split())
-    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -46,57 +26,6 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell + " " * max(0, width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (header, *rows)
     ]
-
-
-def count(number: int) -> str:
-    return f"{number:,}"
-
-
-def asked_again(repairs: int, fallbacks: int) -> str:
-    """What follows other figures of calls, where documents were asked more than their first request."""
-    found = f" · {count(repairs)} asked again for the schema" if repairs else ""
-    return found + (f" · {count(fallbacks)} asked of another model" if fallbacks else "")
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 worker``, ``2 workers``."""
-    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
-
-
-def percent(part: int, whole: int) -> str:
-    """A share that never lies at its ends: 100 % and 0 % only when it is exactly that."""
-    if whole == 0:
-        return "0 %"
-    share = 100 * part / whole
-    shown = f"{share:.1f}"
-    if shown == "100.0" and part < whole:
-        shown = "99.9"
-    if shown == "0.0" and part > 0:
-        shown = "<0.1"
-    return f"{shown.removesuffix('.0')} %"
-
-
-def duration(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min``, ``3 d 04 h``."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
-
-
-def usd(amount: float) -> str:
-    """Cents below a hundred dollars are interesting; below a dollar the fractions of a cent are, too."""
-    return f"${amount:,.4f}" if 0 < amount < 1 else f"${amount:,.2f}"
-
-
-def rate(per_second: float) -> str:
-    return f"{per_second:,.1f}/s" if per_second < 100 else f"{per_second:,.0f}/s"
 
 
 def last_lines(path: Path, lines: int = 12) -> str:

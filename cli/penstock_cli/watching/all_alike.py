@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from penstock_cli.show.text import argument, count, one_line
 from penstock_cli.watching.fixes import fix_of
+from penstock_producer.reporting.text import argument, count, one_line
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_cli.report.account import Report
     from penstock_ledger.model import Counts, DeadLetter, Job
+    from penstock_producer.reporting.account import Report
 
 SHOWN_CHARS: Final = 300  # of the provider's words
 FIRST: Final = 10

@@ -6,16 +6,26 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from penstock_cli.show.batches import batches_line
-from penstock_cli.show.engines import engines_of
-from penstock_cli.show.figures import MICRO, Counter, JobFigures, Speed, retried_by_reason
-from penstock_cli.show.quota import QuotaSeen, lift_command, troubles
-from penstock_cli.show.reasons import bound, cause_line, held_budget, in_hooks, latest_cause, unserved, unserved_model
-from penstock_cli.show.text import one_line
+from penstock_cli.show.figures import Counter, JobFigures, Speed
+from penstock_cli.show.quota import QuotaSeen, bound, lift_command, troubles
 from penstock_cli.watching.all_alike import so_far
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import missing_provider
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.reporting.batches import batches_line
+from penstock_producer.reporting.engines import engines_of
+from penstock_producer.reporting.money import MICRO
+from penstock_producer.reporting.reasons import (
+    cause_line,
+    held_budget,
+    held_by_calls,
+    in_hooks,
+    latest_cause,
+    retried_by_reason,
+    unserved,
+    unserved_model,
+)
+from penstock_producer.reporting.text import one_line
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
 STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
@@ -109,8 +119,9 @@ class Watch:
         found = [None if served else unserved(seen, lane)]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
         budget_usd = self.job.spec.get("budget_usd")
-        if budget_usd is not None and self.job.moves and not packs(lane):  # there its batches say what they wait for
-            found.append(held_budget(budget_usd, *self._books.held_by_batches(self.job)))
+        if budget_usd is not None and not packs(lane):  # there its batches say what they wait for
+            account, batches = self._books.held_by_batches(self.job)
+            found += [held_budget(budget_usd, account, batches), held_by_calls(budget_usd, account, batches)]
         if packs(lane) and not served and (missing := missing_provider(seen, lane, provider)) is not None:
             found.append(
                 f"{one_line(missing)}: add [providers.{one_line(provider)}] and its key where one of them runs"

@@ -47,6 +47,20 @@
 {{- end }}
 {{- end -}}
 
+{{- define "penstock.refuseGateway" -}}
+{{- if .Values.gateway.enabled }}
+{{- if not (regexMatch "^(s3|gs|az)://" .Values.gateway.files) }}
+- gateway.files is {{ .Values.gateway.files | quote }}: workers and control read what callers upload, so it must be a bucket that all pods reach; set gateway.files=s3://bucket/prefix (gs://, az://)
+{{- end }}
+{{- if and .Values.gateway.ingress.enabled (not .Values.gateway.ingress.host) }}
+- gateway.ingress.enabled is true without a name; set gateway.ingress.host
+{{- end }}
+{{- if hasKey (include "penstock.pools" . | fromJson) "gateway" }}
+- workerPools.gateway: the Deployment of the HTTP doors has that name; rename the pool
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "penstock.refuseTracing" -}}
 {{- if and .Values.tracing.share (not .Values.tracing.endpoint) }}
 - tracing.share is {{ .Values.tracing.share }}, but no collector takes the traces; set tracing.endpoint to a collector's address (http://collector.monitoring:4318)

@@ -121,6 +121,10 @@ class RedisLedger:
             moved += until_short(limit, due)
         return moved
 
+    def tell_answered(self, items: Iterable[ItemKey]) -> None:
+        """Tell those who wait for them that these items have outcomes. A message that is lost costs time only."""
+        self._client.publish(keys.ANSWERED, "\n".join(f"{job_id} {doc_id}" for job_id, _, doc_id in items))
+
     def park(self, job_id: str, raws: Sequence[bytes]) -> None:
         """Keep messages of a paused job outside the queue."""
         for chunk in chunks(raws):
@@ -204,6 +208,13 @@ class RedisLedger:
         return sum(
             at is not None and dead_before < at < lost_after for at in leases
         )  # later: in RabbitMQ, or of a clock that stepped back
+
+    def begun(self, items: Sequence[ItemKey]) -> list[bool]:
+        """Whether a worker has begun each of them and not concluded it: its call may be on its way."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id, generation, doc_id in items:
+                pipe.hexists(f"{keys.feed_scope(job_id, generation)}:starts", doc_id)
+            return [bool(is_there) for is_there in pipe.execute()]
 
     def drop_from_window(self, items: Iterable[ItemKey]) -> None:
         """Forget that items were fed, so that they may be published again (or because they are finished)."""

@@ -85,6 +85,12 @@ local function conclude(job, name, cost)
   hold(job, name, amount, 0, 0, 0, '?')
 end
 
+-- The item is finished. A call that is under way for it, since a batch was faster, ends by itself and is paid.
+local function forget_paid(job, name)
+  local amount, paid = held(job, name)
+  if amount <= paid then hold(job, name, amount, 0, 0, 0, '?') end
+end
+
 -- No call is under way for an item; what it has paid is not counted as spent yet.
 local function keep_paid(job, name, paid)
   local amount, _, _, owner = held(job, name)

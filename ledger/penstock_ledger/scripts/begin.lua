@@ -28,7 +28,7 @@ local function is_finished(scope, bucket, field, doc)
 end
 
 local function skip(job, scope, doc, calls)
-  if calls then keep_paid(job, reservation(job, scope, doc), 0) end
+  if calls then forget_paid(job, reservation(job, scope, doc)) end
   redis.call('HDEL', scope .. ':starts', doc)
   redis.call('HINCRBY', job .. ':stats', 'skipped', 1)
 end

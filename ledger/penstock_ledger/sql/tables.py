@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0013"  # the newest migration; revisions sort by their number
+HEAD: Final = "0014"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -51,9 +51,11 @@ jobs = Table(
     Column(
         "moves", Integer, nullable=False, server_default=text("0")
     ),  # how often that was decided: rows of lane_moves
+    Column("tenant", Id),  # as its spec says: what the HTTP doors search by
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
     Index("jobs_state", "state"),
+    Index("jobs_tenant", "tenant", "created_at", "job_id"),
 )
 
 feeds = Table(
@@ -372,4 +374,132 @@ paid_beside = Table(
     Column("cost_microusd", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
     PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
+)
+
+# Who may come through the HTTP doors. Of a key only the SHA-256 is here: it is shown once, when it is made.
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("key_id", Id, primary_key=True),
+    Column("tenant", Id),  # NULL: of the operator, who has no tenant
+    Column("name", Words, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("scopes", Words, nullable=False),  # names with commas between
+    Column("limits", Words, nullable=False),  # JSON: requests_per_minute, concurrency, budget_usd
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+    Column("last_used_at", Double),  # written once a minute at most
+    UniqueConstraint("digest", name="api_keys_digest"),
+)
+
+# Files of the HTTP doors: what was uploaded, and what batches have written. The bytes lie at `place`, below gateway.files.
+door_files = Table(
+    "door_files",
+    metadata,
+    Column("file_id", Id, primary_key=True),
+    Column("tenant", Id),
+    Column("filename", Words, nullable=False),
+    Column("purpose", Words, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("sha256", Words, nullable=False),
+    Column("place", Words, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("deleted_at", Double),
+    Column("job_id", Id),  # whose answers it holds; NULL: it was uploaded
+    Column("lines", BigInteger),
+    Index("door_files_created", "tenant", "created_at", "file_id"),
+    Index("door_files_expires", "expires_at"),
+    Index("door_files_deleted", "deleted_at"),
+    Index("door_files_job", "job_id"),
+)
+
+# Batches as clients of OpenAI's and Anthropic's batch APIs see them; each is a job.
+door_batches = Table(
+    "door_batches",
+    metadata,
+    Column("batch_id", Id, primary_key=True),
+    Column("kind", Words, nullable=False),  # 'openai' or 'anthropic'
+    Column("tenant", Id),
+    Column("job_id", Id),  # NULL: not accepted yet, or never
+    Column("endpoint", Words, nullable=False),
+    Column("input_file_id", Id),
+    Column("window_s", Double, nullable=False),
+    Column("output_expires_s", Double),  # after which the files that it writes expire
+    Column("metadata", Words),  # JSON
+    Column("state", Words, nullable=False),
+    Column("errors", Words),  # JSON
+    Column("counts", Words),  # JSON: those shown last, which never go back
+    Column("usage", Words),  # JSON
+    Column("model", Words),
+    Column("output_file_id", Id),
+    Column("error_file_id", Id),
+    Column("created_at", Double, nullable=False),
+    Column("in_progress_at", Double),
+    Column("finalizing_at", Double),
+    Column("completed_at", Double),
+    Column("failed_at", Double),
+    Column("expired_at", Double),
+    Column("cancelling_at", Double),
+    Column("cancelled_at", Double),
+    Column("expires_at", Double),
+    Column("fence", BigInteger, nullable=False, server_default=text("0")),
+    Column("owner", Words),
+    Column("lease_until", Double),  # on the database server's clock
+    Index("door_batches_created", "tenant", "kind", "created_at", "batch_id"),
+    Index("door_batches_state", "state"),
+)
+
+# Calls of the synchronous doors that came with an Idempotency-Key. The answer itself is the outcome of the document.
+door_calls = Table(
+    "door_calls",
+    metadata,
+    Column("tenant", Id, nullable=False),  # "" for callers without one
+    Column("idem_key", Id, nullable=False),
+    Column("request_digest", Words, nullable=False),
+    Column("job_id", Id),
+    Column("doc_id", Id),
+    Column("state", Words, nullable=False),
+    Column("status_code", Integer),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    PrimaryKeyConstraint("tenant", "idem_key", name="door_calls_pkey"),
+    Index("door_calls_expires", "expires_at"),
+)
+
+# Where tenants want to hear of what happened, and what is on its way there.
+webhook_endpoints = Table(
+    "webhook_endpoints",
+    metadata,
+    Column("endpoint_id", Id, primary_key=True),
+    Column("tenant", Id),
+    Column("url", Words, nullable=False),
+    Column("secret", Words, nullable=False),  # what deliveries are signed with, so it cannot be a digest
+    Column("old_secret", Words),  # which signs as well until old_until
+    Column("old_until", Double),
+    Column("events", Words, nullable=False),  # names with commas between
+    Column("created_at", Double, nullable=False),
+    Column("disabled_at", Double),
+    Column("why", Words),
+    Index("webhook_endpoints_created", "tenant", "created_at", "endpoint_id"),
+)
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("event_id", Id, nullable=False),
+    Column("endpoint_id", Id, nullable=False),
+    Column("type", Words, nullable=False),
+    Column("payload", Words, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("next_at", Double),  # NULL: nothing more is tried
+    Column("delivered_at", Double),
+    Column("gave_up_at", Double),
+    Column("last_error", Words),
+    Column("owner", Words),
+    Column("lease_until", Double),  # on the database server's clock
+    PrimaryKeyConstraint("event_id", "endpoint_id", name="webhook_deliveries_pkey"),
+    Index("webhook_deliveries_next", "next_at"),
+    Index("webhook_deliveries_endpoint", "endpoint_id", "created_at"),
 )

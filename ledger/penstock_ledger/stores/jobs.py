@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
+from penstock_ledger.door_stores.events import note_event
 from penstock_ledger.errors import FilesTaken, JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob, TakenFiles
 from penstock_ledger.sql.tables import jobs, outcomes, spool, taken_files
@@ -24,6 +25,7 @@ from penstock_ledger.stores.tallies import subtract
 STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
 SHOWN_CHARS: Final = 60  # of a value in a message
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
+TOLD: Final = (JobState.PAUSED, JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
 REPLAYABLE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.COMPLETED)
 
 # Built once: putting a statement together costs more than what the database does with it.
@@ -84,7 +86,15 @@ class JobStore(FeedStore):
             "job": job_id, "from": [str(state) for state in expect], "to": str(to), "why": reason,
             "ended": time.time() if to.final else None, "until": resume_at,
         }  # fmt: skip
-        return self._db.write(lambda connection: connection.execute(_MOVE, moved).rowcount) == 1
+
+        def move(connection: Connection) -> bool:
+            if connection.execute(_MOVE, moved).rowcount != 1:
+                return False
+            if to in TOLD:
+                _note(connection, job_id, to)
+            return True
+
+        return self._db.write(move)
 
     def amend(self, job_id: str, spec: Mapping[str, Any], digest: str, *, expect: str) -> bool:
         """Replace the spec of a job whose digest still is ``expect``; False when another process was first.
@@ -129,6 +139,7 @@ class JobStore(FeedStore):
             "job_id": job.job_id, "job_key": job.job_key, "spec": json_text(job.spec),
             "source": json_text(job.source), "digest": job.digest, "state": str(JobState.RUNNING),
             "generation": 1, "total": job.total, "created_at": time.time(), "lane": job.lane or job.spec.get("lane"),
+            "tenant": job.spec.get("tenant"),
         }  # fmt: skip
         created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
         if created:
@@ -138,6 +149,12 @@ class JobStore(FeedStore):
             if job.taken is not None:
                 _take(connection, job.taken)
         return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
+
+
+def _note(connection: Connection, job_id: str, to: JobState) -> None:
+    """For the webhooks of its tenant: in the transaction of the change, so that there is an event for it, and none without it."""
+    tenant = connection.execute(select(jobs.c.tenant).where(jobs.c.job_id == job_id)).scalar_one()
+    note_event(connection, tenant, f"job.{to}", job_id)
 
 
 def _take(connection: Connection, taken: TakenFiles) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import uuid
 
 from sqlalchemy import Connection, select
@@ -11,6 +12,7 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import meta
 
 _EPOCH = "epoch"
+_SESSION_SECRET = "session_secret"  # noqa: S105  # the name of a row
 
 
 class Meta:
@@ -21,14 +23,20 @@ class Meta:
 
     def epoch(self) -> str:
         """The epoch; the first caller creates it."""
-        return self._read() or self._db.write(self._create)
+        return self._made_once(_EPOCH, uuid.uuid4().hex)
 
-    def _read(self) -> str | None:
-        query = select(meta.c.value).where(meta.c.name == _EPOCH)
+    def session_secret(self) -> str:
+        """What the HTTP doors sign sessions with, all processes the same."""
+        return self._made_once(_SESSION_SECRET, secrets.token_urlsafe(32))
+
+    def _made_once(self, name: str, new: str) -> str:
+        return self._read(name) or self._db.write(lambda connection: self._create(connection, name, new))
+
+    def _read(self, name: str) -> str | None:
+        query = select(meta.c.value).where(meta.c.name == name)
         return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
 
-    def _create(self, connection: Connection) -> str:
+    def _create(self, connection: Connection, name: str, value: str) -> str:
         dialect = sqlite if self._db.is_sqlite else postgresql
-        row = {"name": _EPOCH, "value": uuid.uuid4().hex}
-        connection.execute(dialect.insert(meta).values(row).on_conflict_do_nothing())
-        return str(connection.execute(select(meta.c.value).where(meta.c.name == _EPOCH)).scalar_one())
+        connection.execute(dialect.insert(meta).values(name=name, value=value).on_conflict_do_nothing())
+        return str(connection.execute(select(meta.c.value).where(meta.c.name == name)).scalar_one())

@@ -211,9 +211,10 @@ class OutcomeStore:
         reason: str | None = None,
         include_superseded: bool = False,
         generation: int | None = None,
+        after: tuple[int, str] | None = None,
         page: int = PAGE,
     ) -> Iterator[DeadLetter]:
-        """Dead letters by generation and document id; superseded ones have been replayed since.
+        """Dead letters by generation and document id, those after ``after``; superseded ones have been replayed since.
 
         ``generation`` chooses one of them, with all that it left, superseded or not.
         """
@@ -223,6 +224,8 @@ class OutcomeStore:
             query = query.where(outcomes.c.generation == generation)
         if reason is not None:
             query = query.where(outcomes.c.reason == reason)
+        if after is not None:
+            query = query.where(tuple_(outcomes.c.generation, outcomes.c.doc_id) > after)
         return self._paged(query, page, letter_from)
 
     def replayable(

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, Row, Select, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.sql.database import Database
@@ -79,6 +80,22 @@ class Provenance:
         """Of all generations, in the order in which they came into use."""
         return [one.made for one in self.in_use(job_id)]
 
+    def of_all(self) -> Iterator[tuple[str, MadeWith]]:
+        """(job, combination) of every job, a page at a time."""
+        some = select(meta.c.name, meta.c.value).where(meta.c.name.startswith(MADE, autoescape=True))
+        every = some.order_by(meta.c.name).limit(ENTRIES_READ)
+        behind = ""
+        while True:
+            page = every.where(meta.c.name > behind)
+            rows = self._db.read(partial(_fetched, page))
+            for name, value in rows:
+                one = orjson.loads(value)
+                made = MadeWith(**{field: one[field] for field in MadeWith._fields if field in one})
+                yield name.removeprefix(MADE).rpartition(":")[0], made
+            if len(rows) < ENTRIES_READ:
+                return
+            behind = rows[-1].name
+
     def in_use(self, job_id: str) -> list[InUse]:
         """The same, each with its times."""
         made, last = self._values(MADE, job_id), self._values(LAST, job_id)
@@ -112,6 +129,10 @@ def made_by(entries: Sequence[InUse], generation: int, model: str | None, at: fl
 def forget_provenance(connection: Connection, job_id: str) -> None:
     for kind in (MADE, LAST):
         connection.execute(delete(meta).where(_is_of(kind, job_id)))
+
+
+def _fetched(query: Select[str, str], connection: Connection) -> Sequence[Row[str, str]]:
+    return connection.execute(query).all()
 
 
 def _rows(job_id: str, made: MadeWith) -> Iterator[dict[str, Any]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Connection, Delete, Table, delete, select, tuple_
+from sqlalchemy import Connection, Delete, Table, delete, select, tuple_, update
 
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import jobs, lane_tallies, metadata, outcomes, tallies
+from penstock_ledger.sql.tables import door_batches, door_files, jobs, lane_tallies, metadata, outcomes, tallies
 from penstock_ledger.stores.provenance import forget_provenance
 
 ROWS_PER_STEP: Final = 1_000  # with bodies of some kilobytes, a step writes some megabytes of journal
@@ -20,14 +20,20 @@ def purge_job(database: Database, job_id: str) -> int:
     """
     outcomes_deleted = _empty(database, outcomes, job_id)
     for table in metadata.sorted_tables:
-        if "job_id" in table.columns and table not in (outcomes, jobs):
+        if "job_id" in table.columns and table not in (outcomes, jobs, door_batches, door_files):
             _empty(database, table, job_id)
     database.write(lambda connection: forget_provenance(connection, job_id))
+    database.write(lambda connection: _expire_files(connection, job_id))
     _empty(database, jobs, job_id)
     # Outcomes are inserted only where their job is. Those that came between their table's turn and the job's go now.
     for table in (outcomes, tallies, lane_tallies):
         _empty(database, table, job_id)
     return outcomes_deleted
+
+
+def _expire_files(connection: Connection, job_id: str) -> None:
+    """Files of the HTTP doors that hold its answers have expired now: the doors remove their bytes, and then the rows."""
+    connection.execute(update(door_files).where(door_files.c.job_id == job_id).values(expires_at=0.0))
 
 
 def _empty(database: Database, table: Table, job_id: str) -> int:

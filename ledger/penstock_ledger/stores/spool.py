@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, Select, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.errors import JobClosed, JobNotFound, SpoolConflict
@@ -57,6 +58,19 @@ class Spool:
         row = self._db.read(lambda connection: connection.execute(query).first())
         return None if row is None else _row(row)
 
+    def known(self, job_id: str, doc_ids: Sequence[str]) -> set[str]:
+        """Those of some documents that are there already."""
+        found = set[str]()
+        for start in range(0, len(doc_ids), STATEMENT_MAX):
+            some = spool.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX])
+            query = select(spool.c.doc_id).where(spool.c.job_id == job_id, some)
+            found |= self._db.read(partial(_names, query))
+        return found
+
+    def bodies(self, job_id: str, doc_ids: Sequence[str]) -> dict[str, bytes]:
+        """What is stored of some documents."""
+        return self._db.read(lambda connection: _bodies(connection, job_id, doc_ids)) if doc_ids else {}
+
     def count(self, job_id: str) -> int:
         """All documents of the job, fed or not."""
         query = select(func.count()).where(spool.c.job_id == job_id)
@@ -64,13 +78,17 @@ class Spool:
 
     def _append(self, connection: Connection, job_id: str, docs: dict[str, bytes]) -> tuple[int, list[str]]:
         """How many are new, and the ids that were there with another body."""
-        _check_open(connection, job_id, docs)
+        check_open(connection, job_id, docs)
         dialect = sqlite if self._db.is_sqlite else postgresql
         rows = [{"job_id": job_id, "doc_id": doc_id, "body": docs[doc_id], "fed": False} for doc_id in sorted(docs)]
         if not rows:
             return 0, []
         new: int = connection.execute(dialect.insert(spool).on_conflict_do_nothing(), rows).rowcount
         return new, _different(connection, job_id, docs) if new < len(rows) else []
+
+
+def _names(query: Select[str], connection: Connection) -> set[str]:
+    return set(connection.execute(query).scalars())
 
 
 def mark_fed(connection: Connection, job_id: str, seqs: Sequence[int]) -> None:
@@ -90,7 +108,7 @@ def _distinct(docs: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], dict
     return distinct, conflicts
 
 
-def _check_open(connection: Connection, job_id: str, docs: Iterable[str]) -> None:
+def check_open(connection: Connection, job_id: str, docs: Iterable[str]) -> None:
     """The row stays share-locked until the commit, so that a concurrent close counts these documents too."""
     query = select(jobs.c.total).where(jobs.c.job_id == job_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()
@@ -102,12 +120,17 @@ def _check_open(connection: Connection, job_id: str, docs: Iterable[str]) -> Non
 
 def _different(connection: Connection, job_id: str, docs: dict[str, bytes]) -> list[str]:
     ids = sorted(docs)
-    stored: dict[str, bytes] = {}
-    for start in range(0, len(ids), STATEMENT_MAX):
-        query = select(spool.c.doc_id, spool.c.body).where(spool.c.job_id == job_id)
-        rows = connection.execute(query.where(spool.c.doc_id.in_(ids[start : start + STATEMENT_MAX])))
-        stored.update((row.doc_id, row.body) for row in rows)
+    stored = _bodies(connection, job_id, ids)
     return [doc_id for doc_id in ids if stored[doc_id] != docs[doc_id]]
+
+
+def _bodies(connection: Connection, job_id: str, doc_ids: Sequence[str]) -> dict[str, bytes]:
+    stored: dict[str, bytes] = {}
+    for start in range(0, len(doc_ids), STATEMENT_MAX):
+        query = select(spool.c.doc_id, spool.c.body).where(spool.c.job_id == job_id)
+        rows = connection.execute(query.where(spool.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX])))
+        stored.update((row.doc_id, row.body) for row in rows)
+    return stored
 
 
 def _rows(job_id: str) -> Any:

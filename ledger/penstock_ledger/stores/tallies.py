@@ -147,6 +147,21 @@ def tallied() -> Query:
     )
 
 
+def tallied_of(job_ids: Sequence[str]) -> Query:
+    """The same of several jobs, with `job_id`."""
+    return (
+        select(tallies.c.job_id, tallies.c.kind, tallies.c.reason, *(_total(tallies.c[name]) for name in _FIGURES))
+        .where(tallies.c.job_id.in_(job_ids))
+        .group_by(tallies.c.job_id, tallies.c.kind, tallies.c.reason)
+    )
+
+
+def beside_of(job_ids: Sequence[str]) -> Query:
+    """What was paid besides outcomes of several jobs, with `job_id`."""
+    of_jobs = beside(paid_beside.c.job_id.in_(job_ids))
+    return of_jobs.add_columns(paid_beside.c.job_id).group_by(paid_beside.c.job_id)
+
+
 @cache
 def tallied_by_lane() -> Query:
     """Of one ``job``."""

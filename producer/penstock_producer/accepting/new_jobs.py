@@ -79,6 +79,7 @@ class NewJobs:
         keys: Iterable[bytes] = (),
         started_by: Mapping[str, Any] | None = None,
         taken: TakenFiles | None = None,
+        door: str = REMOTE,
     ) -> Job:
         """Of a source that was read whole. Raises SpecError before anything is spent, JobConflict and FilesTaken."""
         check_estimate(spec, estimated_usd(spec, found.estimate, self._settings.prices(spec.provider)))
@@ -87,7 +88,7 @@ class NewJobs:
         shards = found.split_points.split(found.total, plan.feeders)
         return self.create(
             spec, found.pin | _estimate(spec, found), found.total, job_key, refusals,
-            started_by=started_by, shards=shards, keys=keys, taken=taken,
+            started_by=started_by, shards=shards, keys=keys, taken=taken, door=door,
         )  # fmt: skip
 
     def create(
@@ -102,8 +103,10 @@ class NewJobs:
         shards: tuple[Shard, ...] = (),
         keys: Iterable[bytes] = (),
         taken: TakenFiles | None = None,
+        door: str = REMOTE,
     ) -> Job:
-        """The job of ``job_key`` where it is the same one. Raises SpecError, JobConflict and FilesTaken."""
+        """The job of ``job_key`` where it is the same one; ``door`` is noted of jobs that came through a remote one. Raises
+        SpecError, JobConflict and FilesTaken."""
         if job_key is not None:
             _check_key(job_key)
         job_id = _new_job_id()
@@ -111,7 +114,7 @@ class NewJobs:
             job_id=job_id,
             job_key=job_key or job_id,
             spec=spec.to_json(),
-            source={**pin, **self._marks(started_by)},
+            source={**pin, **self._marks(started_by, door)},
             digest=digest_of(spec, pin),
             total=total,
             feed_kind=feed_kind,
@@ -123,9 +126,9 @@ class NewJobs:
         job, _ = self._jobs.create(new, letters, keys)
         return job
 
-    def _marks(self, started_by: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _marks(self, started_by: Mapping[str, Any] | None, door: str) -> dict[str, Any]:
         """What is kept of how the job came here."""
-        marks: dict[str, Any] = {} if self._borders is None else {DOOR: REMOTE}
+        marks: dict[str, Any] = {} if self._borders is None else {DOOR: door}
         span = callers_span()
         if span:
             marks[SUBMITTED_BY] = span

@@ -17,7 +17,7 @@ from penstock_producer.sources.seen_ids import Duplicate, SeenIds
 from penstock_producer.sources.split_points import SplitPoints
 from penstock_producer.tally import Tally
 
-__all__ = ["Survey", "survey"]
+__all__ = ["Check", "Survey", "survey"]
 
 # Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
 MAX_BAD_ROWS_HELD = 100_000
@@ -46,6 +46,9 @@ class Survey:
     split_points: SplitPoints = field(default_factory=SplitPoints)  # where it can be split
 
 
+Check = Callable[[Document], BadRow | None]
+
+
 class Surveyed(Protocol):
     """A source that can be submitted."""
 
@@ -67,9 +70,11 @@ def survey(
     spec: JobSpec,
     progress: Callable[[int], None] | None = None,
     meter: TokenMeter | None = None,
+    check: Check | None = None,
 ) -> Survey:
     """Read the whole source once, in flat memory. ``progress`` is called now and then with the number of rows read;
-    ``meter`` counts the tokens of its first documents, the job's own where none is given.
+    ``meter`` counts the tokens of its first documents, the job's own where none is given. ``check`` says of a document why
+    it is refused all the same, None where it is not.
 
     Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there is no row at all,
     and whatever reading raises.
@@ -86,6 +91,8 @@ def survey(
             total += 1
             if progress is not None and total % _ROWS_PER_PROGRESS == 0:
                 progress(total)
+            if check is not None and isinstance(row, Document):
+                row = check(row) or row
             if isinstance(row, BadRow):
                 _keep(bad, row, most, source.uri)
             else:

@@ -153,9 +153,7 @@ class _Frame(NamedTuple):
 
 @lru_cache(maxsize=_FRAMES_KEPT)
 def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int, urgent: bool, fed: int | None) -> _Frame:
-    def quoted(value: str) -> bytes:
-        return orjson.dumps(value)
-
+    quoted = orjson.dumps
     return _Frame(
         kwargs=b'[[],{"v":%d,"job":%b,"gen":%d,"doc":' % (MESSAGE_VERSION, quoted(job_id), generation),
         before_id=b',"content-encoding":"utf-8","content-type":"application/json",'

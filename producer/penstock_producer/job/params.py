@@ -16,6 +16,8 @@ import orjson
 
 from penstock_producer.errors import Problem, seen
 
+__all__ = ["KNOWN", "params_of"]
+
 UNCHECKED: Final = "x."  # `x.NAME` is sent as NAME, whatever it is
 _NAMES_SHOWN = 12
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from datetime import date
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
@@ -12,11 +13,20 @@ from urllib.parse import urlsplit
 
 from penstock_producer.prices.token_prices import ModelPrices
 
-__all__ = ["known_discount", "known_prices", "without_date"]
+__all__ = ["CardPrice", "known_card", "known_cards", "known_discount", "known_prices", "without_date"]
 
 LOOKED_UP: Final = 1_024  # pairs of address and model that are kept; a name more is looked up again
 _DATE: Final = re.compile(r"-(\d{8}|\d{4}-\d{2}-\d{2})$")
 _PREFIX: Final = "models/"  # as Gemini names its models
+
+
+class CardPrice(NamedTuple):
+    """Of one card with its machine, in US dollars by the hour."""
+
+    hour: float
+    spot_hour: float | None  # None: the cloud sells none, or it is not known
+    source: str
+    checked: date
 
 
 class _Known(NamedTuple):
@@ -42,6 +52,16 @@ def known_discount(base_url: str) -> float | None:
     return None if provider is None else provider.batch_discount
 
 
+def known_card(name: str) -> CardPrice | None:
+    """By its cloud and its name there: "nebius/H100-SXM", in capitals or not."""
+    return _cards().get(name.lower())
+
+
+def known_cards() -> list[str]:
+    """The names, as the table writes them."""
+    return [f"{cloud}/{row['card']}" for cloud, of_cloud in _raw()["gpus"].items() for row in of_cloud["cards"]]
+
+
 def without_date(model: str) -> str:
     """The name under which the releases of a model have one price."""
     return _DATE.sub("", model)
@@ -58,8 +78,24 @@ def _at(base_url: str) -> _Known | None:
 @cache
 def _table() -> Mapping[str, _Known]:
     """By host."""
-    raw = tomllib.loads(files("penstock_producer.prices").joinpath("prices.toml").read_text("utf-8"))
-    return {host: _known(provider) for provider in raw.values() for host in provider["hosts"]}
+    providers = [provider for name, provider in _raw().items() if name != "gpus"]
+    return {host: _known(provider) for provider in providers for host in provider["hosts"]}
+
+
+@cache
+def _cards() -> Mapping[str, CardPrice]:
+    return {
+        f"{cloud}/{row['card']}".lower(): CardPrice(
+            row["hour"], row.get("spot_hour"), of_cloud["source"], row["checked"]
+        )
+        for cloud, of_cloud in _raw()["gpus"].items()
+        for row in of_cloud["cards"]
+    }
+
+
+@cache
+def _raw() -> Mapping[str, Any]:
+    return tomllib.loads(files("penstock_producer.prices").joinpath("prices.toml").read_text("utf-8"))
 
 
 def _known(provider: Mapping[str, Any]) -> _Known:

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import orjson
-
-from penstock_producer.prompts.messages import SYSTEM_ROLES, BadMessages
+from penstock_producer.prompts.messages import BadMessages
+from penstock_producer.prompts.of_chat import embedded_image, function_call, split_system, text_of, url_of_image
 
 __all__ = ["NO_EQUAL", "Conversation", "conversation_of", "parts_of"]
 
 NO_EQUAL: Final = "Anthropic's Messages have no equal for this."
-_KEPT: Final = {
-    "user": frozenset({"role", "content"}),
-    "assistant": frozenset({"role", "content", "tool_calls"}),
-    "tool": frozenset({"role", "content", "tool_call_id"}),
-    "system": frozenset({"role", "content"}),
-    "developer": frozenset({"role", "content"}),
-}
 
 
 class Conversation(NamedTuple):
@@ -28,19 +20,12 @@ class Conversation(NamedTuple):
 
 def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     """The system messages at the beginning as one text, and the others. Raises BadMessages."""
-    system: list[str] = []
     others: list[dict[str, Any]] = []
-    for index, message in enumerate(messages):
-        place = f"[{index}]"
-        _refuse_unknown(message, place)
-        if message["role"] not in SYSTEM_ROLES:
-            _append(others, _translated(message, place))
-        elif others:
-            fix = "put it first: there is one system text, before all messages"
-            raise BadMessages(f"{place}.role", "A system message stands behind others.", fix, message["role"])
-        else:
-            system.append(_text_of(message.get("content"), f"{place}.content"))
-    return Conversation("\n\n".join(system) or None, others)
+
+    def add(message: Mapping[str, Any], place: str) -> None:
+        _append(others, _translated(message, place))
+
+    return Conversation(split_system(messages, add, no_equal=NO_EQUAL, others="messages"), others)
 
 
 def parts_of(content: str | Sequence[Mapping[str, Any]], place: str) -> str | list[dict[str, Any]]:
@@ -48,16 +33,6 @@ def parts_of(content: str | Sequence[Mapping[str, Any]], place: str) -> str | li
     if isinstance(content, str):
         return content
     return [_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
-
-
-def _refuse_unknown(message: Mapping[str, Any], place: str) -> None:
-    role = message.get("role")
-    kept = _KEPT.get(role) if isinstance(role, str) else None
-    if kept is None:
-        raise BadMessages(f"{place}.role", NO_EQUAL, f"write {', '.join(_KEPT)}", role)
-    for name, value in message.items():
-        if name not in kept and value is not None:
-            raise BadMessages(f"{place}.{name}", NO_EQUAL, "leave it out", value)
 
 
 def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
@@ -81,7 +56,7 @@ def _translated(message: Mapping[str, Any], place: str) -> dict[str, Any]:
             raise BadMessages(
                 f"{place}.tool_call_id", "The result of a tool names its call.", "give the call's id", call
             )
-        result = {"type": "tool_result", "tool_use_id": call, "content": _text_of(content, f"{place}.content")}
+        result = {"type": "tool_result", "tool_use_id": call, "content": text_of(content, f"{place}.content")}
         return {"role": "user", "content": [result]}
     calls = message.get("tool_calls") or []
     if not calls:
@@ -102,34 +77,9 @@ def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
     raise BadMessages(place, "A content is text or a list of parts.", 'write {"role": "user", "content": "…"}', content)
 
 
-def _text_of(content: Any, place: str) -> str:
-    """Of a system message, or a tool's result: text alone."""
-    if isinstance(content, str):
-        return content
-    texts = [part.get("text") for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
-    if not texts or len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
-        raise BadMessages(place, "Only text can stand here.", "write it as text", content)
-    return "".join(text for text in texts if isinstance(text, str))
-
-
 def _tool_use(call: Any, place: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if (
-        not isinstance(function, Mapping)
-        or not isinstance(function.get("name"), str)
-        or not isinstance(call.get("id"), str)
-    ):
-        raise BadMessages(place, NO_EQUAL, "give calls of functions, each with id and name", call)
-    try:
-        arguments = orjson.loads(function.get("arguments") or "{}")
-    except (orjson.JSONDecodeError, TypeError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        fix = "write a JSON object, as text"
-        raise BadMessages(
-            f"{place}.function.arguments", "The arguments are not a JSON object.", fix, function.get("arguments")
-        )
-    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
+    asked = function_call(call, place, NO_EQUAL)
+    return {"type": "tool_use", "id": asked.id, "name": asked.name, "input": asked.arguments}
 
 
 def _part(part: Any, place: str) -> dict[str, Any]:
@@ -142,12 +92,10 @@ def _part(part: Any, place: str) -> dict[str, Any]:
 
 
 def _image(image: Any, place: str) -> dict[str, str]:
-    url = image.get("url") if isinstance(image, Mapping) else image
-    if isinstance(image, Mapping) and image.get("detail") not in (None, "auto"):
-        raise BadMessages(f"{place}.detail", NO_EQUAL, "leave it out", image["detail"])
+    url = url_of_image(image, place, NO_EQUAL)
     if isinstance(url, str) and url.startswith("https://"):
         return {"type": "url", "url": url}
-    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
-    if comma and head.startswith("data:image/") and head.endswith(";base64"):
-        return {"type": "base64", "media_type": head.removeprefix("data:").removesuffix(";base64"), "data": data}
-    raise BadMessages(place, "This is no image.", "give an https:// address, or data:image/png;base64,…", url)
+    embedded = embedded_image(url)
+    if embedded is None:
+        raise BadMessages(place, "This is no image.", "give an https:// address, or data:image/png;base64,…", url)
+    return {"type": "base64", "media_type": embedded[0], "data": embedded[1]}

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import orjson
-
-from penstock_producer.prompts.messages import SYSTEM_ROLES, BadMessages
+from penstock_producer.prompts.messages import BadMessages
+from penstock_producer.prompts.of_chat import embedded_image, function_call, split_system, text_of, url_of_image
 
 __all__ = ["NO_EQUAL", "Contents", "contents_of"]
 
 NO_EQUAL: Final = "Gemini's generateContent has no equal for this."
-_KEPT: Final = {
-    "user": frozenset({"role", "content"}),
-    "assistant": frozenset({"role", "content", "tool_calls"}),
-    "tool": frozenset({"role", "content", "tool_call_id"}),
-    "system": frozenset({"role", "content"}),
-    "developer": frozenset({"role", "content"}),
-}
 _SOUNDS: Final = {"wav": "audio/wav", "mp3": "audio/mp3"}
 
 
@@ -29,30 +21,13 @@ class Contents(NamedTuple):
 
 def contents_of(messages: Sequence[Mapping[str, Any]]) -> Contents:
     """The system messages at the beginning as one text, and the others. Raises BadMessages."""
-    system: list[str] = []
     contents: list[dict[str, Any]] = []
     called: dict[str, str] = {}  # the function of each call: its result is given by that name
-    for index, message in enumerate(messages):
-        place = f"[{index}]"
-        _refuse_unknown(message, place)
-        if message["role"] not in SYSTEM_ROLES:
-            _append(contents, _role(message), _parts(message, place, called))
-        elif contents:
-            fix = "put it first: there is one system text, before all contents"
-            raise BadMessages(f"{place}.role", "A system message stands behind others.", fix, message["role"])
-        else:
-            system.append(_text_of(message.get("content"), f"{place}.content"))
-    return Contents("\n\n".join(system) or None, contents)
 
+    def add(message: Mapping[str, Any], place: str) -> None:
+        _append(contents, _role(message), _parts(message, place, called))
 
-def _refuse_unknown(message: Mapping[str, Any], place: str) -> None:
-    role = message.get("role")
-    kept = _KEPT.get(role) if isinstance(role, str) else None
-    if kept is None:
-        raise BadMessages(f"{place}.role", NO_EQUAL, f"write {', '.join(_KEPT)}", role)
-    for name, value in message.items():
-        if name not in kept and value is not None:
-            raise BadMessages(f"{place}.{name}", NO_EQUAL, "leave it out", value)
+    return Contents(split_system(messages, add, no_equal=NO_EQUAL, others="contents"), contents)
 
 
 def _role(message: Mapping[str, Any]) -> str:
@@ -86,14 +61,6 @@ def _content(content: Any, place: str) -> list[dict[str, Any]]:
     raise BadMessages(place, "A content is text or a list of parts.", 'write {"role": "user", "content": "…"}', content)
 
 
-def _text_of(content: Any, place: str) -> str:
-    """Of a system message, or a function's result: text alone."""
-    parts = _content(content, place)
-    if not all("text" in part for part in parts):
-        raise BadMessages(place, "Only text can stand here.", "write it as text", content)
-    return "".join(part["text"] for part in parts)
-
-
 def _part(part: Any, place: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
@@ -106,13 +73,11 @@ def _part(part: Any, place: str) -> dict[str, Any]:
 
 
 def _image(image: Any, place: str) -> dict[str, str]:
-    url = image.get("url") if isinstance(image, Mapping) else image
-    if isinstance(image, Mapping) and image.get("detail") not in (None, "auto"):
-        raise BadMessages(f"{place}.detail", NO_EQUAL, "leave it out", image["detail"])
-    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
-    if comma and head.startswith("data:image/") and head.endswith(";base64"):
-        return {"mimeType": head.removeprefix("data:").removesuffix(";base64"), "data": data}
-    raise BadMessages(place, "Gemini loads no images from addresses.", "give it as data:image/png;base64,…", url)
+    url = url_of_image(image, place, NO_EQUAL)
+    embedded = embedded_image(url)
+    if embedded is None:
+        raise BadMessages(place, "Gemini loads no images from addresses.", "give it as data:image/png;base64,…", url)
+    return {"mimeType": embedded[0], "data": embedded[1]}
 
 
 def _sound(sound: Any, place: str) -> dict[str, str]:
@@ -123,21 +88,9 @@ def _sound(sound: Any, place: str) -> dict[str, str]:
 
 
 def _call(call: Any, place: str, called: dict[str, str]) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(name, str) or not isinstance(call.get("id"), str):
-        raise BadMessages(place, NO_EQUAL, "give calls of functions, each with id and name", call)
-    try:
-        arguments = orjson.loads(function.get("arguments") or "{}")
-    except (orjson.JSONDecodeError, TypeError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        fix = "write a JSON object, as text"
-        raise BadMessages(
-            f"{place}.function.arguments", "The arguments are not a JSON object.", fix, function.get("arguments")
-        )
-    called[call["id"]] = name
-    return {"functionCall": {"name": name, "args": arguments}}
+    asked = function_call(call, place, NO_EQUAL)
+    called[asked.id] = asked.name
+    return {"functionCall": {"name": asked.name, "args": asked.arguments}}
 
 
 def _result(message: Mapping[str, Any], place: str, called: Mapping[str, str]) -> dict[str, Any]:
@@ -147,5 +100,5 @@ def _result(message: Mapping[str, Any], place: str, called: Mapping[str, str]) -
         raise BadMessages(
             f"{place}.tool_call_id", "The result of a tool names a call before it.", "give the call's id", call
         )
-    text = _text_of(message.get("content"), f"{place}.content")
+    text = text_of(message.get("content"), f"{place}.content")
     return {"functionResponse": {"name": name, "response": {"result": text}}}

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from penstock_producer.errors import SourceChanged, SourceError, SourceForbidden, seen
 from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, MEDIA, TEXT, TSV
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.pins import DOOR, FILES, MEDIA_NEWEST, REMOTE
+from penstock_producer.pins import DOOR, FILES, MEDIA_NEWEST, REMOTE, UPLOADED
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
@@ -45,6 +45,7 @@ def open_source(
     settings: ProducerSettings | None = None,
     *,
     remote: bool = False,
+    uploaded: bool = False,
     formats: Collection[str] | None = None,
     timeout_s: float | None = None,
 ) -> FileSource:
@@ -52,7 +53,8 @@ def open_source(
     The URL of a database is read by the spec's table or query.
 
     Of its content at most the first bytes are read, where its name does not say what it is. With ``timeout_s`` reading it
-    raises SourceError once that many seconds are over. ``remote`` confines a path or URI to the setting `source_roots`; a
+    raises SourceError once that many seconds are over. ``uploaded`` is a file that a remote
+    door has written; its rows name no other files. ``remote`` confines a path or URI to the setting `source_roots`; a
     pin says by itself whether it is confined. ``formats`` are those that a remote door reads; None: all. Raises SourceError
     for what cannot be a source, and SpecError when the spec cannot make requests of its rows.
     """
@@ -67,7 +69,7 @@ def open_source(
             f"{seen(str(where))} is no database, and --table and --query read one; name it by a URL: sqlite:///file.db, "
             "postgresql://host/database, or env:NAME where a variable holds the URL",
         )
-    files = None if remote else choose(str(where), chosen.s3_endpoint_url)
+    files = None if remote or uploaded else choose(str(where), chosen.s3_endpoint_url)
     if files is None:
         if spec.format in (TEXT, MEDIA):
             raise SourceError(
@@ -76,7 +78,7 @@ def open_source(
                 "write the folder with a / at its end, or a pattern. Remote doors take single files only",
             )
         blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
-        return _of_blob(blob, spec, chosen, timeout_s, remote=remote, formats=formats)
+        return _of_blob(blob, spec, chosen, timeout_s, remote=remote or uploaded, formats=formats)
     form = files.form(spec.format)
     if form != ROWS:
         return _of_whole_files(files, form, spec, chosen, timeout_s)
@@ -171,7 +173,7 @@ def _of_blob(
 
 
 def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *, remote: bool = False) -> FileSource:
-    remote = remote or pin.get(DOOR) == REMOTE
+    remote = remote or pin.get(DOOR) in (REMOTE, UPLOADED)
     if pin["kind"] == several.KIND:
         files = [_of_pin(one, spec, settings, remote=remote) for one in pin[FILES]]
         return several.SeveralFiles(str(pin["uri"]), files)

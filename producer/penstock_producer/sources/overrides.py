@@ -5,7 +5,8 @@
 ``set`` writes fields of the request: the model, and parameters as `params.py` knows them, any other with the prefix `x.`.
 ``unset`` gives a field back what the document had for it before its first replay, or removes one that it did not have;
 the name `prompt` stands for its text. ``prompt`` is a template whose only column is `{prompt}`, the text that was sent: the
-original record is not kept with a dead letter.
+original record is not kept with a dead letter. ``body`` is a whole request, which one document is
+sent with instead of its own; it stands alone.
 
 A replay starts from the request that failed, so changes of earlier replays stay until they are unset. In this order: unset,
 set, prompt.
@@ -30,7 +31,7 @@ __all__ = ["Overrides"]
 MAX_MODEL_CHARS: Final = 512  # as of a spec
 _TEXT_FIELDS = ("input", "prompt")  # of requests that have no messages
 _TEXT: Final = "prompt"  # in ``unset``: the text of the request, wherever it is
-_NAMES: Final = frozenset({"set", "unset", "prompt"})
+_NAMES: Final = frozenset({"set", "unset", "prompt", "body"})
 
 
 class Overrides:
@@ -38,6 +39,7 @@ class Overrides:
 
     def __init__(self, given: Mapping[str, Any], endpoint: str = CHAT) -> None:
         problems = [*_shape_problems(given)] or [*_set_problems(given.get("set") or {}, endpoint)]
+        problems = problems or [*_body_problems(given.get("body"))]
         if problems:
             raise SpecError(problems)
         self._read(given)
@@ -59,6 +61,8 @@ class Overrides:
 
         ``original`` is the request from before the document's first replay, which ``unset`` takes fields from.
         """
+        if self._body is not None:
+            return orjson.dumps(self._body)
         if not self._set and not self._unset and self._prompt is None:
             return request
         body: dict[str, Any] = orjson.loads(request)
@@ -75,6 +79,7 @@ class Overrides:
     def _read(self, given: Mapping[str, Any]) -> None:
         self._set = as_sent(given.get("set") or {})
         self._unset: Sequence[str] = [name.removeprefix(UNCHECKED) for name in given.get("unset") or ()]
+        self._body: Mapping[str, Any] | None = given.get("body")
         text = given.get("prompt")
         self._prompt = None if text is None else Template(text)
         if self._prompt is not None and set(self._prompt.fields) != {"prompt"}:
@@ -85,7 +90,7 @@ class Overrides:
 
 def _shape_problems(given: Mapping[str, Any]) -> list[Problem]:
     for name in sorted(given.keys() - _NAMES):
-        return [Problem("unknown_field", f"/{name}", "no such override", "give set, unset and prompt only")]
+        return [Problem("unknown_field", f"/{name}", "no such override", "give set, unset and prompt only, or a body")]
     if not isinstance(given.get("set") or {}, Mapping):
         return [Problem("invalid_type", "/set", f"{seen(given['set'])} is refused", "give an object of fields")]
     unset = given.get("unset") or []
@@ -93,6 +98,8 @@ def _shape_problems(given: Mapping[str, Any]) -> list[Problem]:
         return [Problem("invalid_type", "/unset", f"{seen(unset)} is refused", "give a list of names")]
     if not isinstance(given.get("prompt"), (str, type(None))):
         return [Problem("invalid_type", "/prompt", f"{seen(given['prompt'])} is refused", "give a text")]
+    if given.get("body") is not None and len(given) > 1:
+        return [Problem("invalid_value", "/body", "a body stands alone", "give it without set, unset and prompt")]
     both = {name.removeprefix(UNCHECKED) for name in given.get("set") or {}} & {
         n.removeprefix(UNCHECKED) for n in unset
     }
@@ -109,6 +116,17 @@ def _set_problems(fields: Mapping[str, Any], endpoint: str) -> list[Problem]:
     if not isinstance(model, str) or not 0 < len(model) <= MAX_MODEL_CHARS:
         problems.append(Problem("invalid_type", "/set/model", f"{seen(model)} is refused", "name a model, as text"))
     return [*problems, *param_problems(params, endpoint, "/set")]
+
+
+def _body_problems(body: Any) -> list[Problem]:
+    if body is None:
+        return []
+    if not isinstance(body, Mapping) or not body:
+        return [Problem("invalid_type", "/body", f"{seen(body)} is refused", "give a request as an object")]
+    if body.get("stream"):
+        at = "/body/stream"
+        return [Problem("streaming_unsupported", at, "results are stored whole, not streamed", "remove it")]
+    return []
 
 
 def _restore(body: dict[str, Any], names: Sequence[str], original: Mapping[str, Any]) -> None:

@@ -177,6 +177,9 @@ PROFILES: Final[Mapping[str, Profile]] = {
         # Requests and tokens per second by its headers (curator#484); what counts as a token is not
         # said: as generic. Burst and horizon stay within the second.
         Profile("together", _RPM_TPM, Output.EXPECTED, settles=True, header_style="together", horizon_s=0.4),
+        # Requests per second and tokens per minute and month (docs.mistral.ai, rate limits); what counts as a token, and of
+        # failed requests, is not said: as generic, within the second. 429 `rate_limited`, code 1300.
+        Profile("mistral", _RPM_TPM, Output.EXPECTED, settles=True, horizon_s=0.4),
         # Nothing is charged and nothing refused: an unbounded queue (vllm#13395, #18826), which only concurrency control
         # keeps short. The charges are for limits that you declare yourself.
         Profile("vllm", (), Output.EXPECTED, settles=True, header_style="none", charges_failed=False, slope=None),
@@ -193,6 +196,7 @@ _HOSTS: Final = (
     ("api.anthropic.com", "anthropic"),
     ("generativelanguage.googleapis.com", "gemini"),
     ("api.groq.com", "groq"),
+    ("api.mistral.ai", "mistral"),
     ("api.together.xyz", "together"),
     ("api.together.ai", "together"),
 )

@@ -2,8 +2,7 @@
 
 Stock kombu takes one message per round trip and records it as unacked in a second one: a process killed in between loses
 it. The keys are kombu's own, so stock producers, workers and Flower share the broker. The hub sends the script over the
-channel's connection and reads the answer when it comes; Redis cannot wait inside a script, so an idle worker asks again
-every ``idle_poll_s``.
+channel's connection and reads the answer when it comes; Redis cannot wait inside a script: an idle worker asks again.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.lease_scripts import PARKED_KEY
 from penstock_workers.broker.leases import BROKER_ERRORS
 from penstock_workers.broker.messages import Message, payload_of
+from penstock_workers.broker.pace import IDLE_POLL_S, Pace
 from penstock_workers.broker.qos import QoS
 
 log = logging.getLogger(__name__)
 
 BULK_MAX = 64  # messages per claim: about 5 ms of the hub, then control commands get their turn
 BULK_LIMIT = 500  # for the option `bulk_max`: a script may pass some thousand arguments at once
-IDLE_POLL_S = 0.05  # an idle worker costs Redis 20 small scripts per second
 
 
 class ClaimingChannel(ConnectingChannel):
@@ -47,6 +46,7 @@ class ClaimingChannel(ConnectingChannel):
         self._unrecorded: set[str] = set()  # queues whose consumers need no acknowledgement
         self._claims = ClaimScript()
         self._next_claim_at = 0.0
+        self._pace = Pace(connection.wake_soon)
         super().__init__(connection, **options)
 
     def room(self) -> int:
@@ -71,9 +71,10 @@ class ClaimingChannel(ConnectingChannel):
     def _brpop_read(self, **options: Any) -> Literal[True]:
         messages = self._read_claim(**options)
         if not messages:
-            self._next_claim_at = monotonic() + self.idle_poll_s
+            self._next_claim_at = monotonic() + self._pace.pause_s(self.idle_poll_s)
             raise Empty
         self._queue_cycle.rotate(messages[0].queue)
+        self._pace.note(messages[0])
         self._hand_over(messages)
         return True
 

@@ -14,8 +14,8 @@ from kombu.transport import redis as kombu_redis
 
 from penstock_ledger import RedisAddress
 from penstock_workers.broker.channel import Channel
-from penstock_workers.broker.claim import IDLE_POLL_S
 from penstock_workers.broker.leases import Leases
+from penstock_workers.broker.pace import IDLE_POLL_S, QUICK_POLL_S
 
 ALIASES = ("penstock", "redisbulk")  # broker URLs: penstock+redis://…, penstock+rediss://…, penstock+socket://…
 
@@ -44,6 +44,7 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         lent: Leases | None = client.transport_options.get("leases")
         self.leases = Leases() if lent is None else lent
         self.cycle = Poller()
+        self._loop: Any = None
         self._owns_leases = lent is None
         self._leave_loop: list[Callable[[], object]] = []
 
@@ -55,6 +56,14 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         idle_poll_s = self.client.transport_options.get("idle_poll_s", IDLE_POLL_S)
         wake_up = loop.call_repeatedly(idle_poll_s, _nothing)  # keeps the loop turning: each turn claims messages
         self._leave_loop.append(wake_up.cancel)
+        self._loop = loop
+
+    def wake_soon(self) -> bool:
+        """Make the event loop turn once more after QUICK_POLL_S; False where there is none."""
+        if self._loop is None:
+            return False
+        self._loop.call_later(QUICK_POLL_S, _nothing)
+        return True
 
     def close_connection(self, connection: Any) -> None:
         while self._leave_loop:

@@ -37,6 +37,7 @@ class JobView:
     flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
     reuse: ReusePolicy | None = None  # None: all of its requests are sent
     fallback: JobView | None = None  # the same job with the next model that an item is asked of, see follow_ups.py
+    awaited: bool = False  # callers wait for its answers: they are settled without delay, and announced
 
 
 class Item(Struct, eq=False):
@@ -120,8 +121,7 @@ class Attempt(Item, kw_only=True, eq=False):
 
 
 class Settled(NamedTuple):
-    """What an attempt ended in, on its way to the stores. ``item`` is the attempt, or as much as was known: the item while its
-    job or body was not, the delivery while it was not read."""
+    """What an attempt ended in. ``item`` is the attempt; the item while its job or body was not known, the delivery unread."""
 
     item: Delivery | Item | Attempt
     outcome: Outcome

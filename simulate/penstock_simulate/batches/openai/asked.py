@@ -10,13 +10,14 @@ import orjson
 from penstock_simulate.answers import refusals
 from penstock_simulate.batches.openai.file_store import CLIENT_EXPIRES_S, EXPIRES_S
 from penstock_simulate.batches.openai.lines import ENDPOINTS
+from penstock_simulate.batches.openai.relatives import Relative
 from penstock_simulate.batches.refused import Refused
 
 WINDOW = "24h"  # the only one that there is; how long it lasts here is a setting
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # of metadata
 
 
-def given_in(raw: bytes) -> Mapping[str, Any]:
+def given_in(raw: bytes, relative: Relative) -> Mapping[str, Any]:
     try:
         given = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -24,6 +25,7 @@ def given_in(raw: bytes) -> Mapping[str, Any]:
         raise Refused(refusals.invalid(told)) from None
     if not isinstance(given, dict):
         raise Refused(refusals.invalid("The body of your request must be a JSON object."))
+    given = relative.asked(given)
     if given.get("completion_window") != WINDOW:
         told = f"Invalid value: {given.get('completion_window')!r}. Supported values are: '{WINDOW}'."
         raise Refused(refusals.invalid(told, "completion_window", "invalid_value"))

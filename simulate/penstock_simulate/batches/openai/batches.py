@@ -10,13 +10,13 @@ from uuid import uuid4
 from aiohttp import web
 
 from penstock_simulate.answers import refusals
-from penstock_simulate.batches import pages
 from penstock_simulate.batches.batch import Batch, Dialect
 from penstock_simulate.batches.course import Status
 from penstock_simulate.batches.openai.asked import WINDOW, endpoint_of, given_in, metadata_of, outputs_expire_s
 from penstock_simulate.batches.openai.check import OpenAIReader, no_room
-from penstock_simulate.batches.openai.file_store import EXPIRES_S, OUTPUT, FileStore
+from penstock_simulate.batches.openai.file_store import EXPIRES_S, OUTPUT, FileStore, key_in
 from penstock_simulate.batches.openai.lines import OpenAIWording
+from penstock_simulate.batches.openai.relatives import Relative
 from penstock_simulate.batches.refused import Refused
 from penstock_simulate.batches.sent import json
 from penstock_simulate.batches.shop import BatchShop
@@ -76,41 +76,45 @@ class OpenAIBatch:
 class OpenAIBatches:
     """Handlers of aiohttp."""
 
-    def __init__(self, shop: BatchShop, store: FileStore) -> None:
-        self._shop, self._store = shop, store
+    def __init__(self, shop: BatchShop, store: FileStore, relative: Relative) -> None:
+        self._shop, self._store, self._relative = shop, store, relative
         self._batches: dict[str, OpenAIBatch] = {}
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/v1/batches", self.create),
-            web.get("/v1/batches", self.page),
-            web.get("/v1/batches/{id}", self.look),
-            web.post("/v1/batches/{id}/cancel", self.cancel),
+            route
+            for root in self._relative.roots
+            for path in [root + self._relative.batches]
+            for route in (
+                web.post(path, self.create),
+                web.get(path, self.page),
+                web.get(path + "/{id}", self.look),
+                web.post(path + "/{id}/cancel", self.cancel),
+            )
         ]
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Faults of the input are found later: the batch is created, and then fails."""
         self._enter("batches.create", request, spends=True)
-        given = given_in(await request.read())
+        relative, now = self._relative, self._shop.now()
+        given = given_in(await request.read(), relative)
         endpoint, metadata = endpoint_of(given), metadata_of(given.get("metadata"))
-        source = self._store.get_input(given.get("input_file_id"), self._shop.now())
-        dialect = Dialect("openai", OpenAIReader(endpoint), OpenAIWording(), no_room)
+        source = self._store.get_input(given.get("input_file_id"), now, relative, self._shop.config.batch_step_s)
+        added = {"method": "POST", "url": endpoint} if relative.bare_lines else {}
+        dialect = Dialect("openai", OpenAIReader(endpoint, added), OpenAIWording(added), no_room)
         kept = self._shop.folder.link(source.path)  # the client may delete its file while the batch runs
         batch = self._shop.submit("batch_" + uuid4().hex, dialect, kept, metadata)
         made = OpenAIBatch(batch, source.id, endpoint, metadata, outputs_expire_s(given))
         self._batches[batch.id] = made
         if self._shop.strikes("create", self._shop.config.batch_create_500_share):
             raise Refused(refusals.failed())
-        return await self._answer(made)
+        shown = await self._shown(made)
+        return json(shown if relative.made_in is None else {relative.made_in: shown})
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.list", request)
-        names = list(reversed(self._batches))
-        limit = pages.limit_of(request.query, PAGE, MAX_PAGE)
-        page, more = pages.after(names, request.query.get("after"), limit)
-        return json(
-            {"object": "list"} | pages.listed([await self._shown(self._batches[name]) for name in page], more=more)
-        )
+        names, more = self._relative.page(list(reversed(self._batches)), request.query, PAGE, MAX_PAGE)
+        return json(self._relative.frame([await self._shown(self._batches[name]) for name in names], more))
 
     async def look(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.retrieve", request)
@@ -125,7 +129,7 @@ class OpenAIBatches:
         return await self._answer(found)
 
     def _enter(self, call: str, request: web.Request, *, spends: bool = False) -> None:
-        self._shop.enter(call, request.headers.get("Authorization"), spends=spends)
+        self._shop.enter(call, key_in(request, self._relative), spends=spends)
 
     def _batch(self, request: web.Request) -> OpenAIBatch:
         ident = request.match_info["id"]
@@ -145,7 +149,7 @@ class OpenAIBatches:
             found.filed = True
             found.output_file_id = self._file(found, results.answers, "output", now)
             found.error_file_id = self._file(found, results.errors, "error", now)
-        return found.shown(now)
+        return self._relative.shown(found.shown(now))
 
     def _file(self, found: OpenAIBatch, path: Path | None, kind: str, now: float) -> str | None:
         """No file where there is nothing to put in it, never an empty one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ MAX_REQUESTS = 50_000  # lines, and with embeddings their texts too
 class OpenAIReader:
     """Checks one input file against the endpoint that its batch was created for."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, added: Mapping[str, str] = {}) -> None:
+        """``added``: what the provider's lines leave out."""
         self.problems: list[Problem] = []
-        self._endpoint = endpoint
+        self._endpoint, self._added = endpoint, added
         self._model: str | None = None
         self._seen: set[str] = set()
         self._texts = 0
@@ -45,6 +46,7 @@ class OpenAIReader:
         if not isinstance(line, dict):
             self._add("invalid_json_line", "This line is not parseable as valid JSON.", number)
             return None
+        line |= self._added
         problem = _shape(line) or self._fits(line)
         if problem is not None:
             self._add(*problem[:2], number, problem[2])

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from aiohttp import web
+
 from penstock_simulate.answers import refusals
 from penstock_simulate.batches.batch import Batch
 from penstock_simulate.batches.folder import Folder
+from penstock_simulate.batches.openai.relatives import Relative
 from penstock_simulate.batches.refused import Refused
 
 BATCH, OUTPUT = "batch", "batch_output"
@@ -31,6 +34,10 @@ class StoredFile:
     purpose: str
     of: Batch | None = None
 
+    def is_checked(self, relative: Relative, now: float, step_s: float) -> bool:
+        """Whether a batch may be made of it."""
+        return not relative.checks_files or self.of is not None or now >= self.created_at + step_s
+
     def shown(self) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -43,6 +50,14 @@ class StoredFile:
             "status": "processed",
             "status_details": None,
         }
+
+
+def key_in(request: web.Request, relative: Relative) -> str | None:
+    """The key of a call, as OpenAI's header has it."""
+    if relative.key_header is None:
+        return request.headers.get("Authorization")
+    key = request.headers.get(relative.key_header)
+    return None if key is None else f"Bearer {key}"
 
 
 class FileStore:
@@ -70,14 +85,16 @@ class FileStore:
             return file
         raise Refused(refusals.invalid(f"No such File object: {ident}", "id", status=404))
 
-    def get_input(self, ident: object, now: float) -> StoredFile:
+    def get_input(self, ident: object, now: float, relative: Relative, step_s: float) -> StoredFile:
         """What a batch is made from. Raises Refused where there is no such file, or it is for something else."""
         file = self._files.get(ident) if isinstance(ident, str) else None
         if file is None or self._has_expired(file, now):
             raise Refused(refusals.invalid(f"Invalid 'input_file_id': no such File object: {ident}", "input_file_id"))
-        if file.purpose != BATCH:
-            message = f"Invalid file purpose '{file.purpose}': the input of a batch needs '{BATCH}'."
+        if file.purpose != relative.purpose:
+            message = f"Invalid file purpose '{file.purpose}': the input of a batch needs '{relative.purpose}'."
             raise Refused(refusals.invalid(message, "input_file_id"))
+        if not file.is_checked(relative, now, step_s):
+            raise Refused(refusals.invalid("The input file has not been processed yet.", "input_file_id"))
         return file
 
     def delete(self, file: StoredFile) -> None:

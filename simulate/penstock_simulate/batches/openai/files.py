@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aiohttp import BodyPartReader, web
 
 from penstock_simulate.answers import refusals
-from penstock_simulate.batches import pages
 from penstock_simulate.batches.folder import TooLarge
-from penstock_simulate.batches.openai.file_store import BATCH, CLIENT_EXPIRES_S, FileStore, StoredFile
+from penstock_simulate.batches.openai.file_store import CLIENT_EXPIRES_S, FileStore, StoredFile, key_in
+from penstock_simulate.batches.openai.relatives import Relative
 from penstock_simulate.batches.refused import Refused
 from penstock_simulate.batches.sent import CHUNK_BYTES, LINES, download, json
 from penstock_simulate.batches.shop import BatchShop
@@ -36,16 +37,20 @@ class _Form:
 class OpenAIFiles:
     """Handlers of aiohttp."""
 
-    def __init__(self, shop: BatchShop, store: FileStore) -> None:
-        self._shop, self._store = shop, store
+    def __init__(self, shop: BatchShop, store: FileStore, relative: Relative) -> None:
+        self._shop, self._store, self._relative = shop, store, relative
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/v1/files", self.upload),
-            web.get("/v1/files", self.page),
-            web.get("/v1/files/{id}", self.look),
-            web.get("/v1/files/{id}/content", self.content),
-            web.delete("/v1/files/{id}", self.delete),
+            route
+            for root in self._relative.roots
+            for route in (
+                web.post(root + self._relative.upload, self.upload),
+                web.get(root + "/files", self.page),
+                web.get(root + "/files/{id}", self.look),
+                web.get(root + "/files/{id}/content", self.content),
+                web.delete(root + "/files/{id}", self.delete),
+            )
         ]
 
     async def upload(self, request: web.Request) -> web.StreamResponse:
@@ -59,18 +64,17 @@ class OpenAIFiles:
             raise
         if self._shop.strikes("upload", self._shop.config.batch_upload_500_share):
             raise Refused(refusals.failed())
-        return json(file.shown())
+        return json(self._shown(file))
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         self._enter("files.list", request)
         files = {file.id: file for file in self._store.newest(self._shop.now(), request.query.get("purpose"))}
-        names = list(files) if request.query.get("order", "desc") == "desc" else list(reversed(files))
-        limit = pages.limit_of(request.query, MAX_PAGE, MAX_PAGE)
-        page, more = pages.after(names, request.query.get("after"), limit)
-        return json({"object": "list"} | pages.listed([files[name].shown() for name in page], more=more))
+        found = list(files) if request.query.get("order", "desc") == "desc" else list(reversed(files))
+        names, more = self._relative.page(found, request.query, MAX_PAGE, MAX_PAGE)
+        return json(self._relative.files_frame([self._shown(files[name]) for name in names], more))
 
     async def look(self, request: web.Request) -> web.StreamResponse:
-        return json(self._file("files.retrieve", request).shown())
+        return json(self._shown(self._file("files.retrieve", request)))
 
     async def content(self, request: web.Request) -> web.StreamResponse:
         file = self._file("files.content", request)
@@ -84,7 +88,11 @@ class OpenAIFiles:
         return json({"id": file.id, "object": "file", "deleted": True})
 
     def _enter(self, call: str, request: web.Request) -> None:
-        self._shop.enter(call, request.headers.get("Authorization"))
+        self._shop.enter(call, key_in(request, self._relative))
+
+    def _shown(self, file: StoredFile) -> dict[str, Any]:
+        checked = file.is_checked(self._relative, self._shop.now(), self._shop.config.batch_step_s)
+        return file.shown() if checked else {**file.shown(), "status": "pending"}
 
     def _file(self, call: str, request: web.Request) -> StoredFile:
         self._enter(call, request)
@@ -95,9 +103,12 @@ class OpenAIFiles:
         purpose = form.fields.get("purpose")
         if form.path is None:
             raise Refused(refusals.invalid("'file' is a required property", "file"))
-        if purpose not in PURPOSES:
+        if purpose not in (*PURPOSES, self._relative.purpose):
             raise Refused(refusals.invalid(f"{purpose!r} is not one of {list(PURPOSES)} - 'purpose'", "purpose"))
-        if purpose == BATCH and form.path.stat().st_size > MAX_BATCH_FILE_BYTES:
+        missing = [name for name in self._relative.needed if name not in form.fields]
+        if missing:
+            raise Refused(refusals.invalid(f"{missing[0]!r} is a required property", missing[0]))
+        if purpose == self._relative.purpose and form.path.stat().st_size > MAX_BATCH_FILE_BYTES:
             raise _too_large(MAX_BATCH_FILE_BYTES)
         return self._store.add(form.path, self._shop.now(), form.filename, purpose, _expires_s(form.fields))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -36,8 +37,12 @@ class OpenAIWording:
 
     apart = True
 
+    def __init__(self, added: Mapping[str, str] = {}) -> None:
+        """``added``: what the provider's lines leave out."""
+        self._added = added
+
     def asked(self, raw: bytes) -> Asked:
-        return read_line(orjson.loads(raw))
+        return read_line({**orjson.loads(raw), **self._added})
 
     def answered(self, asked: Asked, request_id: str) -> tuple[bytes, Usage]:
         body, usage = answer_body(asked.call)

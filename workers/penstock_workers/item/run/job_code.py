@@ -38,6 +38,7 @@ from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, RefusedAnswer, Reply
 from penstock_workers.item.run.under_way import HooksUnderWay
+from penstock_workers.item.slots import Slots
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ STUCK_MAX = 16  # calls of a hook in a row that took too long: then the hook is 
 KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
 # Between tries to check an answer that is paid for, while no process for that can be started, or its hook cannot be imported
 # any more. In the first minute memory or processes may come free. Then no other document of its job is sent, so that the job
-# pauses and says why; the answers that are here wait nine minutes more, and are paid for again only after that.
+# pauses and says why; the answers that are here wait nine minutes more, in half of the slots at most, so that other jobs go on
+# in the rest. Those beyond it give their slot back then, and the others after ten minutes: they are paid for again.
 START_AGAIN_S = (1.0, 4.0, 10.0, 15.0, 30.0)
 KEPT_ON_S = (30.0,) * 18
 REFUSED_ANSWER_CHARS = 16_000  # of an answer that is shown to its model again: four pages, or four thousand tokens
@@ -56,9 +58,18 @@ class JobCode:
     """``hooks`` and ``checks`` are the pools for ordinary items, ``suspects`` is the one for suspected items."""
 
     def __init__(
-        self, hooks: ChildPool, checks: ChildPool, suspects: ChildPool, hook_timeout_s: float = HOOK_TIMEOUT_S
+        self,
+        hooks: ChildPool,
+        checks: ChildPool,
+        suspects: ChildPool,
+        hook_timeout_s: float = HOOK_TIMEOUT_S,
+        *,
+        slots: Slots | None = None,
     ) -> None:
+        """``slots``: which paid answers hold while they wait; None where they hold none."""
         self._hooks, self._checks, self._suspects = hooks, checks, suspects
+        self._slots = slots
+        self._kept_on = 0  # paid answers that wait for longer than a minute
         self._hook_timeout_s = hook_timeout_s
         self._under_way = HooksUnderWay()
         self._usable: OrderedDict[str, None] = OrderedDict()  # hooks, and jobs with their schema
@@ -216,21 +227,41 @@ class JobCode:
 
     async def _ask(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:
         """Raises ChildBroken: at once before the call, and after many attempts where an answer is paid for."""
-        if isinstance(call, Postprocess | Check):
-            for number, pause_s in enumerate((*START_AGAIN_S, *KEPT_ON_S)):
-                try:
-                    said = await self._ask_once(pool, attempt, call)
-                    if not isinstance(said, Missing):
-                        return said
-                    error: WorkerError = HookMissing(said.words)
-                except ChildBroken as broken:
-                    error = broken
-                self._failures.tell("an answer waits for a process that can check it", error, "it is tried again")
-                if isinstance(error, HookMissing) or number >= len(START_AGAIN_S):
-                    name = call.path if isinstance(call, Postprocess) else attempt.key.job_id
-                    self._broken[name] = monotonic() + max(pause_s, HELD_S), error
-                await asyncio.sleep(pause_s)
-        return await self._ask_once(pool, attempt, call)
+        if not isinstance(call, Postprocess | Check):
+            return await self._ask_once(pool, attempt, call)
+        for pause_s in START_AGAIN_S:
+            said = await self._ask_paid(pool, attempt, call, pause_s, is_first_minute=True)
+            if said is not None:
+                return said
+        if self._slots is not None and self._kept_on >= self._slots.size // 2:
+            return await self._ask_once(pool, attempt, call)
+        self._kept_on += 1
+        try:
+            for pause_s in KEPT_ON_S:
+                said = await self._ask_paid(pool, attempt, call, pause_s, is_first_minute=False)
+                if said is not None:
+                    return said
+            return await self._ask_once(pool, attempt, call)
+        finally:
+            self._kept_on -= 1
+
+    async def _ask_paid(
+        self, pool: ChildPool, attempt: Attempt, call: Postprocess | Check, pause_s: float, *, is_first_minute: bool
+    ) -> Said | None:
+        """None after a pause, where no process can check the answer now."""
+        try:
+            said = await self._ask_once(pool, attempt, call)
+            if not isinstance(said, Missing):
+                return said
+            error: WorkerError = HookMissing(said.words)
+        except ChildBroken as broken:
+            error = broken
+        self._failures.tell("an answer waits for a process that can check it", error, "it is tried again")
+        if isinstance(error, HookMissing) or not is_first_minute:
+            name = call.path if isinstance(call, Postprocess) else attempt.key.job_id
+            self._broken[name] = monotonic() + max(pause_s, HELD_S), error
+        await asyncio.sleep(pause_s)
+        return None
 
     async def _ask_once(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:
         return await (self._suspects.ask(call, attempt.line) if attempt.confined else pool.ask(call))

@@ -31,10 +31,19 @@ class Gatherer(Generic[T]):
     ``flush`` must not raise; it owns its retries. All methods belong to the event loop that ``start`` was called on.
     """
 
-    def __init__(self, flush: Callable[[Sequence[T]], Awaitable[None]], *, group_max: int, linger_s: float) -> None:
+    def __init__(
+        self,
+        flush: Callable[[Sequence[T]], Awaitable[None]],
+        *,
+        group_max: int,
+        linger_s: float,
+        at_once: Callable[[T], bool] | None = None,
+    ) -> None:
+        """``at_once``: for which things a group does not wait for more of them."""
         self._flush = flush
         self._group_max = group_max
         self._linger_s = linger_s
+        self._at_once = at_once
         self._waiting: list[T] = []
         self._arrived = asyncio.Event()
         self._full = asyncio.Event()
@@ -52,7 +61,7 @@ class Gatherer(Generic[T]):
         if len(self._waiting) == 1:
             self._idle.clear()
             self._arrived.set()
-        if len(self._waiting) >= self._group_max:
+        if len(self._waiting) >= self._group_max or (self._at_once is not None and self._at_once(thing)):
             self._full.set()
 
     def __len__(self) -> int:

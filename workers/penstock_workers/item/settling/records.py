@@ -70,6 +70,8 @@ class Records:
         for job_id in pauses_of(group):
             self._hot.set_job_state(job_id, JobState.PAUSED)
         self._hot.settle(_batch(group, self._without_room(group)))
+        if answered := _answered(group):
+            self._hot.tell_answered(answered)
         for job_id, raws in _parked(group).items():
             self._hot.park(job_id, raws)
         for queue, messages in _moved(group).items():
@@ -116,6 +118,15 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
             case _:
                 pass
     return SettleBatch(done, dead, retries, released, paid, crashed, again)
+
+
+def _answered(group: Iterable[Settled]) -> list[ItemKey]:
+    """The finished items of jobs whose callers wait."""
+    return [
+        item.key
+        for item, outcome in group
+        if isinstance(item, Attempt) and item.job.awaited and isinstance(outcome, Done | Dead)
+    ]
 
 
 def pauses_of(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:

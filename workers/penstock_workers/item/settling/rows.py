@@ -9,7 +9,7 @@ from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, encode_item
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.prices.token_prices import ModelPrices
 from penstock_workers.item.answer import excerpt
-from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Released, Retry
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
@@ -99,6 +99,12 @@ def settled_retry(attempt: Attempt, retry: Retry, queue: str) -> SettledRetry:
         calls=attempt.calls,
         has_budget=has_budget(attempt),
     )
+
+
+def is_awaited(settled: Settled) -> bool:
+    """Whether a caller waits for what became of the item."""
+    item = settled[0]
+    return isinstance(item, Attempt) and item.job.awaited
 
 
 def has_budget(attempt: Attempt) -> bool:

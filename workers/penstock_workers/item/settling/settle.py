@@ -18,6 +18,7 @@ from penstock_workers.item.attempt import Settled
 from penstock_workers.item.deliveries import Bridge
 from penstock_workers.item.settling.backlog import Backlog
 from penstock_workers.item.settling.groups import Gatherer, StoreWriter
+from penstock_workers.item.settling.rows import is_awaited
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.settling.unstorable import Choice, Unstorable
 from penstock_workers.item.settling.writes import Writes
@@ -48,7 +49,7 @@ class Settler:
         self._on_durable = on_durable
         self._tally = tally
         self._failpoints = failpoints
-        self._gatherer: Gatherer[Settled] = Gatherer(self._commit, group_max=group_max, linger_s=linger_s)
+        self._gatherer = Gatherer(self._commit, group_max=group_max, linger_s=linger_s, at_once=is_awaited)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
         self._unstorable = Unstorable(log)
         failure_log = FailureLog(log)

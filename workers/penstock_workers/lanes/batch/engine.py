@@ -29,6 +29,7 @@ from penstock_workers.item.settling.made_with import MadeWithNotes
 from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.lanes.batch.apis.open import open_batches
+from penstock_workers.lanes.batch.arenas import limit_arenas
 from penstock_workers.lanes.batch.collect import Collector
 from penstock_workers.lanes.batch.judging import Judge
 from penstock_workers.lanes.batch.leader import Leader
@@ -56,6 +57,7 @@ class BatchEngine:
 
     def __init__(self, settings: WorkerSettings, beside: StartBeside) -> None:
         """``beside`` starts the control loop, where the settings ask for one."""
+        limit_arenas()
         self._settings = settings
         self._start_beside = beside
         self._owner = (

@@ -7,6 +7,7 @@ it is settled. What a worker leaves behind, another one takes up where the journ
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections import Counter, defaultdict
@@ -47,6 +48,7 @@ LOOK_S: Final = 1.0  # at the jobs, their feeds and their batches
 FAULT_CAP_S: Final = 10.0
 REMAINDERS_WAIT_S: Final = 20.0  # for more of them, where other batches are under way
 SWEEP_EACH_S: Final = 3_600.0  # of the folder of packed files: what batches that are over have left there
+FREE_EACH_S: Final = 5.0  # a walk takes some milliseconds of the loop
 STUCK_S: Final = 600.0  # of one round: packing takes minutes at most
 
 Providers = Callable[[str], BatchProvider]  # by name; raises WorkerError
@@ -78,6 +80,7 @@ class Leader:
         self._stop = asyncio.Event()
         self._turned_at = time.monotonic()
         self._swept_at = time.monotonic()  # the engine does it at its start
+        self._freed_at = time.monotonic()
         self._left_to_others = set[str]()  # jobs of providers that this worker has no settings of
         self.packed = 0  # batches, since the start
 
@@ -139,6 +142,7 @@ class Leader:
         self._around.jobs.note(found.every, found.left)
         await self._take_batches()
         await self._sweep_now_and_then()
+        self._free_now_and_then()
         self._left_to_others &= {job.job_id for job, _ in found.live}
         for job, feeds in found.live:
             if not self._has_provider_of(job):
@@ -179,6 +183,13 @@ class Leader:
         self._swept_at = time.monotonic()
         folder, store = self._around.folder, self._around.store
         await asyncio.to_thread(lambda: folder.sweep(store.open_tags()))
+
+    def _free_now_and_then(self) -> None:
+        """Statements of SQL are circles that hold the ids of their documents. How often a worker's collector runs is right for
+        items, of which there are none here: they would be kept for hundreds of thousands of documents."""
+        if time.monotonic() - self._freed_at >= FREE_EACH_S:
+            self._freed_at = time.monotonic()
+            gc.collect()
 
     async def _take_batches(self) -> None:
         """Those that no worker leads now, and those that this one has packed."""

@@ -10,6 +10,7 @@ from penstock_ledger import JobNotFound, JobStore, buckets_for
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.pins import AWAITED
 from penstock_ratelimit import Flow, Priority
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.item.attempt import JobView
@@ -69,7 +70,8 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
         for one in reversed([*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]):
             view = JobView(job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, fallback=view)
         reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
-        return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view)
+        awaited = bool(job.source.get(AWAITED))
+        return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view, awaited)
 
     return read
 

@@ -103,13 +103,16 @@ class BatchHttp:
             raise judge(heard, self.account.name, once=once, one=one)
         return heard
 
-    def object_of(self, heard: Heard, *, once: bool) -> dict[str, Any]:
+    def object_of(self, heard: Heard, *, once: bool, rows: str | None = None) -> dict[str, Any]:
+        """The JSON object of an answer. `rows`: what a list without a frame (Together's) is called in it."""
         try:
             parsed = orjson.loads(heard.body) if heard.body else {}
         except orjson.JSONDecodeError:
             parsed = None
         if isinstance(parsed, dict):
             return parsed
+        if rows is not None and isinstance(parsed, list):
+            return {rows: parsed}
         raise self.unusable(f"HTTP {heard.status} with a body that is not a JSON object", once=once)
 
     def unusable(self, why: str, *, once: bool) -> BatchError:

@@ -21,6 +21,7 @@ class Listing(NamedTuple):
     next_page: (
         str | None
     )  # the field of an answer with that place; None: the id of its last row, where `has_more` is true
+    full_page: int | None = None  # pages have numbers, from 0: rows of one that another one follows
 
 
 Page = list[Mapping[str, Any]]
@@ -30,13 +31,14 @@ async def pages(http: BatchHttp, listing: Listing, path: str, query: Mapping[str
     """Raises AccountStopped where the list has no end that a program can reach."""
     seen: set[str] = set()
     place: dict[str, str] = {}
-    for _ in range(MAX_PAGES):
-        answer = await http.call("GET", path, query={**query, **place})
+    for number in range(MAX_PAGES):
+        heard = await http.heard("GET", path, query={**query, **place})
+        answer = http.object_of(heard, once=False, rows=listing.rows)
         if not isinstance(answer.get(listing.rows, []), list):
             raise http.unusable(f"the list {path} has no {listing.rows}", once=False)
         page = rows(answer.get(listing.rows), MAX_PAGE_ROWS)
         yield page
-        next_place = _next(listing, answer, page)
+        next_place = _next(listing, answer, page, number)
         if next_place is None:
             return
         if next_place in seen:
@@ -49,7 +51,9 @@ async def pages(http: BatchHttp, listing: Listing, path: str, query: Mapping[str
     )
 
 
-def _next(listing: Listing, answer: Mapping[str, Any], page: Page) -> str | None:
+def _next(listing: Listing, answer: Mapping[str, Any], page: Page, number: int) -> str | None:
+    if listing.full_page is not None:
+        return str(number + 1) if len(page) >= listing.full_page else None
     if listing.next_page is not None:
         return identifier(answer.get(listing.next_page))
     return identifier(page[-1].get("id")) if page and answer.get("has_more") is True else None

@@ -27,9 +27,10 @@ class _Answer(msgspec.Struct):
 _answers: Final = msgspec.json.Decoder(_Answer)
 
 
-def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> bytes:
-    """Raises BadLine and LineTooLong."""
-    head = orjson.dumps({"custom_id": custom_id, "method": "POST", "url": endpoint})
+def write_line(custom_id: str, endpoint: str | None, body: bytes, most_bytes: int) -> bytes:
+    """``endpoint``: None where the batch names it for all its lines. Raises BadLine and LineTooLong."""
+    named = {} if endpoint is None else {"method": "POST", "url": endpoint}
+    head = orjson.dumps({"custom_id": custom_id, **named})
     line = b"".join((head[:-1], b',"body":', request_body(body), b"}\n"))
     if len(line) > most_bytes:
         raise LineTooLong(f"the request has {len(line)} bytes, and a line of a batch may have {most_bytes}")

@@ -1,0 +1,1 @@
+"""What all jobs have cost, by tenant and by lane."""

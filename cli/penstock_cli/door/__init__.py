@@ -1,0 +1,1 @@
+"""Commands of the HTTP doors: serving them, and the keys of their callers."""

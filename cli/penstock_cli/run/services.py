@@ -1,0 +1,224 @@
+"""What works on the jobs of one machine: the private Redis, the control loop, the worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock_cli.disk import shortage
+from penstock_cli.errors import RedisNotRunning
+from penstock_cli.processes.standby import Standby, worker_command
+from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Supervisor
+from penstock_cli.processes.worker_process import Policy, Process
+from penstock_cli.redis_server.keeper import RedisKeeper
+from penstock_cli.redis_server.server import EmbeddedRedis
+from penstock_cli.settings import child_environment
+from penstock_cli.show.progress import HURRIES
+from penstock_cli.state import StateFolder
+from penstock_ledger.log_lines import LineFormatter
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.reporting.text import counted, duration
+
+if TYPE_CHECKING:
+    from penstock_cli.connect import Books
+    from penstock_cli.show.progress import Progress
+    from penstock_workers.settings import WorkerSettings
+
+LOOK_EVERY_S = 0.25  # at what is shown
+DRAIN_MARGIN_S = 12.0  # beyond the worker's own drain time, before it is killed: longer than its slowest end (END_S)
+
+
+class Services:
+    """Started with the ``with``, and ended by it in reverse order. Not thread-safe: one thread drives it."""
+
+    def __init__(
+        self,
+        of_lanes: Sequence[WorkerSettings],
+        lanes: Sequence[str],
+        state: StateFolder,
+        *,
+        places: Sequence[Path],
+        hurry: Callable[[], bool],
+        asked_to_stop: Callable[[], bool],
+        progress: Progress,
+        standby: Standby,
+    ) -> None:
+        """``of_lanes``: settings of each lane; ``lanes``: that of each worker; ``places`` are the folders that are written to."""
+        if of_lanes[0].broker_url is not None:
+            progress.say("broker_url is for fleets: work on one machine goes through a Redis of its own")
+        self._of_lanes = [_in_folder(one, state) for one in of_lanes]
+        self._lanes = lanes
+        self._state = state
+        self._places = places
+        self._hurry = hurry
+        self._asked_to_stop = asked_to_stop
+        self._progress = progress
+        self._standby = standby
+        self._exits = ExitStack()
+        self._looked_at = float("-inf")  # monotonic: when a drain was shown last
+
+    def __enter__(self) -> Self:
+        with ExitStack() as exits:
+            exits.enter_context(logging_to(self._state.logs / "control.log"))
+            self._progress.note("starting the private Redis")
+            server = EmbeddedRedis.start(self._state.redis, self._progress.say)
+            self.keeper = RedisKeeper(server, self._progress.say)
+            exits.callback(self._stop_redis)
+            url = {"redis_url": server.endpoint.redis_url}
+            self._of_lanes = [one.model_copy(update=url) for one in self._of_lanes]
+            self.books = exits.enter_context(self._open_books())
+            self._take_over()
+            exits.callback(self._progress.note, "stopping the control loop")
+            exits.enter_context(self._run_control())
+            self._progress.note(f"starting {counted(len(self._lanes), 'worker')}")
+            self.supervisor = self._start_workers()
+            exits.callback(self._stop_workers)
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exits.close()
+
+    @property
+    def settings(self) -> WorkerSettings:
+        """Of the first lane, with the address of the private Redis."""
+        return self._of_lanes[0]
+
+    @property
+    def lanes(self) -> Sequence[str]:
+        """Of each worker."""
+        return self._lanes
+
+    def _take_over(self) -> None:
+        """The state folder is locked by us, so the workers that held messages are dead: do not wait for their leases to end."""
+        from penstock_workers.broker.lease_scripts import return_leases_of_the_dead
+
+        returned = return_leases_of_the_dead(self.keeper.server.client)
+        if returned:
+            self._progress.say(f"{returned} documents were in flight when the last run died; they go again")
+
+    def _stop_redis(self) -> None:
+        self._progress.note("stopping the private Redis")
+        self.keeper.server.stop()
+
+    def _open_books(self) -> contextlib.AbstractContextManager[Books]:
+        from penstock_cli.connect import books
+
+        return books(self._state.root)
+
+    def _run_control(self) -> contextlib.AbstractContextManager[Any]:
+        from penstock_workers.control import start_control
+
+        return start_control(self.settings)
+
+    def _start_workers(self) -> Supervisor:
+        variables: dict[str, dict[str, str]] = {one.lane: as_variables(one, self._state) for one in self._of_lanes}
+
+        def forked(number: int, log: Path) -> Process | None:
+            """Of the lane whose modules are imported already; the others are started as they are."""
+            lane = self._lanes[number - 1]
+            return self._standby.take(number, variables[lane], log) if lane == self._standby.lane else None
+
+        supervisor = Supervisor(
+            lambda number: worker_command(self._lanes[number - 1], number),
+            len(self._lanes),
+            environment=child_environment({}),
+            logs=self._state.logs,
+            take=forked,
+            tell=self._progress.say,
+            policy=Policy(variables=lambda number: variables[self._lanes[number - 1]]),
+        )
+        supervisor.start()
+        return supervisor
+
+    def _stop_workers(self) -> None:
+        """Let workers finish what they hold; whatever takes too long is tried again when the job resumes."""
+        self._progress.note("stopping the workers")
+        self.supervisor.stop(self.settings.drain_seconds + DRAIN_MARGIN_S, self._hurry, self._draining)
+
+    def _draining(self, left_s: float) -> None:
+        """Show what the end waits for, every ``LOOK_EVERY_S``."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_EVERY_S or not self._asked_to_stop():
+            return
+        self._looked_at = now
+        held = self._calls_held()
+        documents = "documents" if held is None else counted(held, "document")
+        self._progress.hint(HURRIES)
+        self._progress.note(
+            "stopping:",
+            f"nothing new is asked, and {documents} with the workers may still be answered, within {duration(left_s)}; the "
+            "others wait for the resume. Ctrl-C again ends at once: answers that are on their way then are paid for, lost, and "
+            f"asked for again on resume.{self._no_room()}",
+        )
+
+    def _no_room(self) -> str:
+        short = next(filter(None, map(shortage, self._places)), None)
+        return f" There is no room for their answers: {short}: free some space now." if short else ""
+
+    def _calls_held(self) -> int | None:
+        """None when Redis does not say."""
+        import redis
+
+        with contextlib.suppress(redis.RedisError, RedisNotRunning):
+            depths = [self.books.redis.depth(queue_name(lane)) for lane in dict.fromkeys(self._lanes)]
+            return sum(depth.unacked - depth.relayed for depth in depths)
+        return None
+
+
+def _in_folder(settings: WorkerSettings, state: StateFolder) -> WorkerSettings:
+    """The settings of a worker of this machine."""
+    own = {"database_url": state.database_url, "control": False, "broker_url": None, **_kept_beside(settings, state)}
+    return settings.model_copy(update=own)
+
+
+def _kept_beside(settings: WorkerSettings, state: StateFolder) -> dict[str, Any]:
+    """What the lane's workers keep on this machine lies in the state folder."""
+    own = settings.of_lane(settings.lane)
+    return {} if own is None else {settings.lane: own.kept_in(state.root)}
+
+
+@contextlib.contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """What our packages log goes into a bounded file: the terminal belongs to the progress panel."""
+    from logging.handlers import RotatingFileHandler
+
+    class LogFile(RotatingFileHandler):
+        """What a full disk does not take is lost; the screen says why, so that logging does not."""
+
+        def handleError(self, record: logging.LogRecord) -> None:
+            pass
+
+    handler = LogFile(path, maxBytes=MAX_LOG_BYTES, backupCount=1, encoding="utf-8", delay=True)
+    handler.setFormatter(LineFormatter())
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        with contextlib.suppress(OSError):
+            handler.close()
+
+
+def as_variables(settings: WorkerSettings, state: StateFolder) -> dict[str, str]:
+    """The settings as PENSTOCK_* variables, complete, with an empty settings file so that no other one is merged in."""
+    nothing = state.root / "workers.toml"
+    nothing.write_text("# Empty on purpose: workers of `penstock run` get all their settings as variables.\n")
+    variables = {"PENSTOCK_CONFIG": str(nothing)}
+    for name, value in settings.model_dump(mode="json").items():
+        if value is not None:
+            variables[f"PENSTOCK_{name.upper()}"] = value if isinstance(value, str) else json.dumps(value)
+    return variables

@@ -1,0 +1,1 @@
+"""`penstock serve`: a private Batch API on one machine, everything embedded."""

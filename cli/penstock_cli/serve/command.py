@@ -1,0 +1,69 @@
+"""The command `penstock serve`: its flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock_cli.job import options
+from penstock_cli.job.options import MACHINE, ProviderFlags
+from penstock_producer.job.lanes import AUTO, DEFAULT_LANE
+
+DEFAULT_STATE = Path("penstock-state")
+
+
+def serve(
+    port: Annotated[
+        int, typer.Option("-p", "--port", min=0, max=65_535, help="0 takes a free one, which is shown.")
+    ] = 8080,
+    state: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the queue, the ledger and the files. The same folder goes on with its jobs.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = DEFAULT_STATE,
+    host: Annotated[
+        str, typer.Option(help="Another than this machine's own needs an API key: penstock keys create --state DIR.")
+    ] = "127.0.0.1",
+    lane: Annotated[
+        str,
+        typer.Option(help=f"Who answers: api, gpu, embed, or {AUTO}: the provider, by batches where there is time."),
+    ] = DEFAULT_LANE,
+    model: Annotated[
+        str | None, typer.Option(help="gpu, embed: the model that the workers host, a folder or a name.")
+    ] = None,
+    api: options.Api = None,
+    base_url: options.BaseUrl = None,
+    api_key_env: options.ApiKeyEnv = None,
+    profile: options.Metering = None,
+    rpm: options.Rpm = None,
+    tpm: options.Tpm = None,
+    itpm: options.Itpm = None,
+    otpm: options.Otpm = None,
+    usd_per_mtok_in: options.UsdIn = None,
+    usd_per_mtok_out: options.UsdOut = None,
+    workers: options.Workers = None,
+    concurrency: options.Concurrency = None,
+    no_progress: options.NoProgress = False,
+) -> None:
+    """Serve on this machine, everything embedded: OpenAI's Files and Batches, Anthropic's Message Batches, calls that
+    wait for their answer, jobs, and a dashboard.
+
+    Ctrl-C lets what is asked finish, then ends; the same command goes on with the jobs.
+
+    Exit status: 0 ended by Ctrl-C or SIGTERM, 2 bad usage, 1 failed.
+    """
+    from penstock_cli.processes.standby import Standby
+    from penstock_cli.serve.request import ServeRequest, lanes_of, worker_lanes
+
+    provider = ProviderFlags(
+        base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api
+    )
+    request = ServeRequest(host, port, state, lane, model, provider, workers, concurrency, panel=not no_progress)
+    with Standby(worker_lanes(lanes_of(lane), workers)[0]) as standby:  # first of all: its imports take the longest
+        from penstock_cli.serve.local import serve_local
+
+        raise typer.Exit(serve_local(request, standby))

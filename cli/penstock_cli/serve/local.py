@@ -1,0 +1,86 @@
+"""`penstock serve`: everything is started, looked after and ended here.
+
+Read ``serve_local`` from top to bottom. What it starts is ended by the ``with`` that started it, in reverse order: the
+doors first, so that nothing new comes in, then the workers, the control loop and the private Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from penstock_cli.commandline import this_command
+from penstock_cli.errors import EXIT_OK, Interrupted, UsageProblem
+from penstock_cli.processes.standby import Standby
+from penstock_cli.run.interrupts import Interrupts
+from penstock_cli.run.services import Services
+from penstock_cli.serve.doors import Doors
+from penstock_cli.serve.request import ServeRequest, door_settings, lanes_of, settings_of, worker_lanes
+from penstock_cli.serve.watch import Watch
+from penstock_cli.show.progress import for_console
+from penstock_cli.show.terminal import console as make_console
+from penstock_cli.state import StateFolder
+
+if TYPE_CHECKING:
+    from penstock_gateway import GatewaySettings
+
+ENDS = "Ctrl-C stops; the same command goes on with the jobs"
+
+
+def serve_local(request: ServeRequest, standby: Standby) -> int:
+    """Returns the exit status; ``standby`` forks the workers.
+
+    Raises CliError and the errors of settings, the ledger and the workers.
+    """
+    console = make_console()
+    with Interrupts() as interrupts, ExitStack() as screen:
+        try:
+            progress = screen.enter_context(for_console(console, "penstock serve", panel=request.panel, hint=ENDS))
+            progress.note("setting up: settings, flags, the provider's address")
+            of_lanes = settings_of(request)
+            state = StateFolder.create(request.state)
+            with state.locked():
+                settings = door_settings(request, state.files)
+                _make_ledger(state)
+                _refuse_open_door(settings, request, state)
+                interrupts.defer()
+                services = Services(
+                    of_lanes,
+                    worker_lanes(lanes_of(request.lane), request.workers),
+                    state,
+                    places=[state.root],
+                    hurry=interrupts.hurry,
+                    asked_to_stop=lambda: interrupts.asked,
+                    progress=progress,
+                    standby=standby,
+                )
+                with services, Doors(settings, services, state, progress, interrupts.hurry) as doors:
+                    Watch(services, doors, state, progress).until(lambda: interrupts.asked)
+        except Interrupted:
+            pass  # before anything was started
+        screen.close()
+        console.print(f"stopped; go on with:  {this_command()}", soft_wrap=True)
+        return EXIT_OK
+
+
+def _make_ledger(state: StateFolder) -> None:
+    from penstock_ledger import open_database
+
+    with contextlib.closing(open_database(state.database_url, role="cli")) as database:
+        database.migrate()
+
+
+def _refuse_open_door(settings: GatewaySettings, request: ServeRequest, state: StateFolder) -> None:
+    """Said at once, where the process of the doors would end again and again. Raises UsageProblem."""
+    from penstock_ledger import ApiKeyStore, open_database
+
+    if settings.only_this_machine:
+        return
+    with contextlib.closing(open_database(state.database_url, role="cli")) as database:
+        if not ApiKeyStore(database).any_made():
+            raise UsageProblem(
+                f"--host {request.host}: other machines can reach it, and there is no API key. Make the first one with "
+                f"`penstock keys create NAME --scope admin --state {shlex.quote(str(request.state))}`, or leave --host out."
+            )

@@ -1,0 +1,131 @@
+"""Looks after a machine that serves, and shows what it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from penstock_cli.disk import DiskGuard, is_full
+from penstock_cli.run.services import LOOK_EVERY_S, Services
+from penstock_cli.serve.doors import Doors
+from penstock_cli.show.progress import Wait
+from penstock_cli.state import StateFolder
+from penstock_ledger.model import Job, JobState
+from penstock_producer.reporting.text import count, counted, one_line
+
+if TYPE_CHECKING:
+    from penstock_cli.show.progress import Progress
+
+TICK_S: Final = 0.1
+COUNT_EVERY_S: Final = 2.0  # the documents of the jobs that run
+JOBS_COUNTED: Final = 200  # of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
+AWAY_MAX_S: Final = 300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
+HELD: Final = "disk_full"  # the code of the reason for which jobs wait here
+
+
+class Watch:
+    """Until it is asked to stop. Not thread-safe: one thread drives it."""
+
+    def __init__(self, services: Services, doors: Doors, state: StateFolder, progress: Progress) -> None:
+        self._services = services
+        self._doors = doors
+        self._progress = progress
+        self._jobs = services.books.jobs
+        self._disk = DiskGuard([state.root], hold=self._hold, go_on=self._go_on)
+        self._away_since: float | None = None
+        self._counted_at = float("-inf")
+        self._text = ""
+
+    def until(self, asked_to_stop: Callable[[], bool]) -> None:
+        """Raises WorkersKeepCrashing and EmbeddedRedisFailed; what was finished by then is kept."""
+        self._doors.wait(asked_to_stop, TICK_S)
+        if not asked_to_stop():
+            self._progress.say(_welcome(self._doors.url))
+        next_look = 0.0
+        while not asked_to_stop():
+            self._services.supervisor.tick()
+            self._doors.supervisor.tick()
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + LOOK_EVERY_S
+                self._look()
+            time.sleep(TICK_S)
+
+    def _look(self) -> None:
+        """Look after everything once and show it."""
+        import redis
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from penstock_ledger import DatabaseUnavailable
+
+        waits = self._services.keeper.look()
+        try:
+            waits = self._disk.look() or waits
+            text = self._standing()
+            self._away_since = None
+        except (redis.RedisError, SQLAlchemyError, DatabaseUnavailable, OSError) as error:
+            text, waits = "", waits or self._away(error)
+        if waits is None:
+            self._progress.note(text)
+        else:
+            self._progress.note(waits.why, waits.more)
+
+    def _standing(self) -> str:
+        """``serving http://… · 2 jobs run, 1,240 documents to go``"""
+        if time.monotonic() - self._counted_at >= COUNT_EVERY_S:
+            self._counted_at = time.monotonic()
+            self._text = f"serving {self._doors.url} · {self._work()}"
+        return self._text
+
+    def _work(self) -> str:
+        at_work = self._jobs.list(JOBS_COUNTED, {JobState.RUNNING})
+        whole = [job for job in at_work if job.total is not None]
+        opened = len(at_work) - len(whole)
+        waiting = f", {counted(opened, 'open job')} besides" if opened else ""  # those of calls that wait among them
+        if not whole:
+            return f"no job runs{waiting}"
+        left = sum(map(self._left, whole))
+        more = " or more" if len(at_work) == JOBS_COUNTED else ""
+        verb = "runs" if len(whole) == 1 else "run"
+        return f"{counted(len(whole), 'job')}{more} {verb}, {count(left)} documents to go{waiting}"
+
+    def _left(self, job: Job) -> int:
+        counts = self._services.books.outcomes.counts(job.job_id)
+        return max(0, (job.total or 0) - counts.succeeded - counts.dead)
+
+    def _away(self, error: Exception) -> Wait:
+        """What to say of a store that gives errors. Raises the error again when it does for too long, a full disk excepted."""
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+        if now - self._away_since > AWAY_MAX_S and not is_full(error):
+            raise error
+        return Wait(f"waiting for queue and ledger: {one_line(str(error))}")
+
+    def _hold(self, why: str) -> bool:
+        """Let all jobs that run wait for space; what is asked already is answered and kept."""
+        return self._moved(JobState.RUNNING, JobState.PAUSED, why)
+
+    def _go_on(self) -> bool:
+        return self._moved(JobState.PAUSED, JobState.RUNNING, None)
+
+    def _moved(self, before: JobState, to: JobState, why: str | None) -> bool:
+        """False when that could not be written."""
+        import redis
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from penstock_ledger import DatabaseUnavailable
+
+        try:
+            for job in self._jobs.list(JOBS_COUNTED, {before}):
+                if why is None and not (job.reason or "").startswith(HELD):
+                    continue  # paused for another reason
+                self._jobs.set_state(job.job_id, to, reason=why, expect={before})
+                self._services.books.redis.set_job_state(job.job_id, to)
+        except (SQLAlchemyError, DatabaseUnavailable, redis.RedisError):
+            return False
+        return True
+
+
+def _welcome(url: str) -> str:
+    return f"serving on {url}  (OpenAI's SDK: base_url={url}/v1 · dashboard: {url}/)"

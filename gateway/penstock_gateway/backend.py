@@ -1,0 +1,118 @@
+"""What every route has: the settings, the producer, the database, Redis, and threads for work that blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
+
+import redis.asyncio
+from starlette.requests import HTTPConnection
+
+from penstock_gateway.metrics import DoorMetrics
+from penstock_gateway.refused import Refused
+from penstock_gateway.settings import GatewaySettings
+from penstock_ledger import (
+    REDIS_CONNECT_TIMEOUT_S,
+    REDIS_TIMEOUT_S,
+    Database,
+    RedisAddress,
+    RedisLedger,
+    open_database,
+)
+from penstock_producer import Producer
+from penstock_producer.accepting.borders import Borders
+
+__all__ = ["Backend", "backend_of"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WAITING_MAX: Final = 1_000  # pieces of work that wait for a thread: some seconds of it; the next one is refused
+
+
+class Backend:
+    """One of them serves an app, from the start of its lifespan to the end."""
+
+    def __init__(self, settings: GatewaySettings, metrics: DoorMetrics | None = None) -> None:
+        self.settings = settings
+        self.metrics = metrics or DoorMetrics()
+        threads = settings.gateway.threads
+        self.database: Database = open_database(
+            settings.database_url,
+            pool_size=settings.database_pool or threads,
+            waits=settings.database_waits,
+            role="gateway",
+        )
+        if self.database.is_sqlite:
+            self.database.migrate()  # an embedded file; the schema of a server is changed by its operator
+        # For what the doors submit themselves, out of files that they wrote.
+        self.producer = Producer(settings, database=self.database)
+        # For what a caller names: sources inside source_roots only, and no more than `doors.*` allows.
+        self.borders = Borders(settings.doors)
+        self.remote = Producer(settings, database=self.database, borders=self.borders)
+        address = RedisAddress.parse(settings.redis_url)
+        self.redis: redis.asyncio.Redis = address.connect_async(
+            socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
+        )
+        # The same for work in threads. Doors look and tell workers what SQL says; they publish nothing, so no epoch is asked for.
+        self._blocking_redis = address.connect(
+            socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
+        )
+        self.fleet = RedisLedger(self._blocking_redis, "")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="gateway")
+        self.reading = asyncio.Semaphore(
+            max(1, threads // 2)
+        )  # sources that are read at once, while they are submitted
+        self._at_work = 0
+        self.under_way: set[tuple[str, str]] = (
+            set()
+        )  # who, request: those that count against a limit of requests at once
+        self._parts: dict[Any, Any] = {}
+        self.closing = False  # no more work is accepted
+        self.on_round: dict[str, Callable[[], None]] = {}  # of background work, by its class
+
+    def part(self, kind: Callable[[Backend], T]) -> T:
+        """What a room keeps for the whole server, made when it is first asked for. Of the event loop."""
+        if kind not in self._parts:
+            self._parts[kind] = kind(self)
+        found: T = self._parts[kind]
+        return found
+
+    async def run(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do blocking work in a thread. Raises Refused (503) where too much of it waits already."""
+        if self._at_work >= self.settings.gateway.threads + WAITING_MAX:
+            raise Refused(
+                503, "the server has too much to do now; try again in a few seconds", code="overloaded",
+                kind="server_error", headers={"retry-after": "5"},
+            )  # fmt: skip
+        self._at_work += 1
+        call: Callable[[], T] = partial(contextvars.copy_context().run, partial(work, *args, **kwargs))
+        future = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        future.add_done_callback(self._worked)
+        return await future
+
+    def round_done(self, task: object) -> None:
+        """A piece of background work has ended a round without an error."""
+        self.on_round[type(task).__name__]()
+
+    def _worked(self, _: asyncio.Future[Any]) -> None:
+        self._at_work -= 1
+
+    async def close(self) -> None:
+        """Ends what is open; work in threads is waited for."""
+        self.closing = True
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+        self.producer.close()
+        self.remote.close()
+        self.database.close()
+        self._blocking_redis.close()
+        await self.redis.aclose()
+
+
+def backend_of(request: HTTPConnection) -> Backend:
+    backend: Backend = request.app.state.backend
+    return backend

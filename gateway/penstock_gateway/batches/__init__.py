@@ -1,0 +1,1 @@
+"""OpenAI's batches: files of requests, answered as files."""

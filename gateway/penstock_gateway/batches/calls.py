@@ -1,0 +1,120 @@
+"""What the routes of batches do, in threads."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.batches.asked import AskedBatch
+from penstock_gateway.batches.figures import with_live_counts
+from penstock_gateway.batches.metadata import place_of
+from penstock_gateway.batches.shown import shown
+from penstock_gateway.batches.specs import OPENAI, spec_of
+from penstock_gateway.callers.caller import Caller
+from penstock_gateway.callers.rows import whose
+from penstock_gateway.files.store import FileStore
+from penstock_gateway.ids import is_id, new_id
+from penstock_gateway.refused import Refused, not_found
+from penstock_ledger import BatchesAsked, DoorBatch, DoorBatchState, DoorBatchStore, JobNotFound, JobStore, NewDoorBatch
+from penstock_ledger.model import Job
+from penstock_producer import SpecError
+
+__all__ = ["batch_for", "cancelled", "created", "looked_at", "page_of"]
+
+_Found = tuple[DoorBatch, dict[str, int], Job | None]
+
+
+def batch_for(store: DoorBatchStore, kind: str, batch_id: str, caller: Caller) -> DoorBatch:
+    """Raises Refused: the same for an id that never was and for one of another tenant."""
+    fits = is_id("batch" if kind == OPENAI else "msgbatch", batch_id)
+    batch = store.get(batch_id) if fits else None
+    if batch is None or batch.kind != kind or not caller.may_see(batch.tenant):
+        raise not_found("batch", batch_id)
+    return batch
+
+
+def _live_job(backend: Backend, batch: DoorBatch) -> Job | None:
+    """The job of a batch that has not ended."""
+    if batch.job_id is None or batch.state.final:
+        return None
+    try:
+        return JobStore(backend.database).get(batch.job_id)
+    except JobNotFound:
+        return None
+
+
+def created(backend: Backend, asked: AskedBatch, caller: Caller, key: str | None) -> _Found:
+    _check(backend, asked, caller)
+    new = NewDoorBatch(
+        batch_id=new_id("batch") if key is None else _id_of(caller, key),
+        kind=OPENAI,
+        tenant=caller.tenant,
+        endpoint=asked.endpoint,
+        input_file_id=asked.input_file_id,
+        window_s=asked.window_s,
+        metadata=asked.metadata,
+        output_expires_s=asked.output_expires_s,
+    )
+    store = DoorBatchStore(backend.database)
+    batch, is_new = store.add(new)
+    if not is_new and not _is_same(batch, new):
+        told = "This Idempotency-Key was used for another batch: use one for each, or send the same body."
+        raise Refused(422, told, code="idempotency_key_reused")
+    return _figures(backend, store, batch)
+
+
+def _check(backend: Backend, asked: AskedBatch, caller: Caller) -> None:
+    """What can be refused at once. A file that is not there is not: the batch fails, as at OpenAI."""
+    file = FileStore(backend.settings, backend.database).get(asked.input_file_id, whose(caller))
+    if file is not None and file.purpose != "batch":
+        told = f"Invalid file: its purpose is {file.purpose!r}, and the input of a batch has the purpose 'batch'."
+        raise Refused(400, told, code="invalid_value", param="input_file_id")
+    try:
+        spec_of(
+            backend.settings, kind=OPENAI, tenant=caller.tenant, endpoint=asked.endpoint, metadata=asked.metadata,
+            deadline_s=asked.window_s,
+        )  # fmt: skip
+    except SpecError as error:
+        problem = error.problems[0]
+        raise Refused(400, error.public_message, code="invalid_value", param=place_of(problem.pointer)) from None
+
+
+def _id_of(caller: Caller, key: str) -> str:
+    """The same for the same key of the same tenant: a second create finds the batch of the first."""
+    return "batch_" + hashlib.sha256(f"{caller.tenant or ''}\0{key}".encode("utf-8", "replace")).hexdigest()[:40]
+
+
+def _is_same(batch: DoorBatch, new: NewDoorBatch) -> bool:
+    names = ("endpoint", "input_file_id", "window_s", "metadata", "output_expires_s")
+    return all(getattr(batch, name) == getattr(new, name) for name in names)
+
+
+def _figures(backend: Backend, store: DoorBatchStore, batch: DoorBatch) -> _Found:
+    return batch, with_live_counts(store, [batch])[0], _live_job(backend, batch)
+
+
+def looked_at(backend: Backend, batch_id: str, caller: Caller) -> _Found:
+    store = DoorBatchStore(backend.database)
+    return _figures(backend, store, batch_for(store, OPENAI, batch_id, caller))
+
+
+def page_of(backend: Backend, wanted: BatchesAsked) -> tuple[list[dict[str, Any]], bool]:
+    store = DoorBatchStore(backend.database)
+    found = store.page(wanted)
+    if found is None:
+        told = f"No such batch: {(wanted.after or '')[:80]!r}"
+        raise Refused(400, told, code="invalid_value", param="after")
+    counts = with_live_counts(store, found.batches)
+    return [shown(batch, one) for batch, one in zip(found.batches, counts, strict=True)], found.has_more
+
+
+def cancelled(backend: Backend, batch_id: str, caller: Caller) -> _Found:
+    store = DoorBatchStore(backend.database)
+    batch = store.cancel(batch_for(store, OPENAI, batch_id, caller).batch_id)
+    if batch is None:
+        raise not_found("batch", batch_id)
+    if batch.state not in (DoorBatchState.CANCELLING, DoorBatchState.CANCELLED):
+        told = f"Cannot cancel a batch with status '{batch.state}'."
+        raise Refused(409, told, code="invalid_state")
+    return _figures(backend, store, batch)

@@ -1,0 +1,80 @@
+"""How many requests of a batch have ended, and how: from the job's tallies while it runs, frozen when it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from penstock_ledger import DoorBatch, DoorBatchState, DoorBatchStore
+from penstock_ledger.model import Counts, Job, JobState
+
+__all__ = ["CANCELLED", "DEADLINE", "ended_by_deadline", "final_counts", "with_live_counts"]
+
+CANCELLED: Final = "cancelled"  # reasons of dead letters
+DEADLINE: Final = "deadline_exceeded"
+_RESULT: Final = "result"
+_ENDS: Final[tuple[str, ...]] = ("succeeded", "errored", "canceled", "expired")
+
+
+def ended_by_deadline(job: Job) -> bool:
+    """Whether what was not done by then is why it was ended."""
+    return (job.reason or "").startswith(DEADLINE)
+
+
+def with_live_counts(store: DoorBatchStore, batches: Sequence[DoorBatch]) -> list[dict[str, int]]:
+    """The counts to show of each, those of live ones as they are now; what is shown once never goes back."""
+    running = {batch.job_id for batch in batches if batch.job_id is not None and not _is_frozen(batch)}
+    tallied = store.tallied(running) if running else {}
+    shown = []
+    for batch in batches:
+        if batch.job_id is None or _is_frozen(batch):
+            shown.append(batch.counts)
+            continue
+        counts = _at_least(batch.counts, _sorted_out(tallied[batch.job_id], late=_is_late(batch)))
+        if counts != batch.counts:
+            store.note_counts(batch, counts)
+        shown.append(counts)
+    return shown
+
+
+def final_counts(batch: DoorBatch, job: Job, counts: Counts) -> dict[str, int]:
+    """Of a job that has ended: they add up to all of its requests."""
+    by_reason = Counter({("dead", reason): number for reason, number in counts.dead_by_reason.items()})
+    by_reason[_RESULT, ""] = counts.succeeded
+    late = batch.state is not DoorBatchState.CANCELLING and ended_by_deadline(job)
+    found = _sorted_out(by_reason, late=late)
+    ended = sum(found.values())
+    total = max(ended, job.total or 0)
+    found["expired" if late else "errored" if job.state is JobState.FAILED else "canceled"] += total - ended
+    return {"total": total, **found, "generation": job.generation}
+
+
+def _is_frozen(batch: DoorBatch) -> bool:
+    return batch.state.final or batch.state is DoorBatchState.FINALIZING
+
+
+def _is_late(batch: DoorBatch) -> bool:
+    return batch.state is not DoorBatchState.CANCELLING
+
+
+def _sorted_out(tallied: Mapping[tuple[str, str], int], *, late: bool) -> dict[str, int]:
+    found = {str(name): 0 for name in _ENDS}
+    for (kind, reason), number in tallied.items():
+        if kind == _RESULT:
+            found["succeeded"] += number
+        elif reason in (CANCELLED, DEADLINE):
+            found["expired" if late else "canceled"] += number
+        else:
+            found["errored"] += number
+    return found
+
+
+def _at_least(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """``now``, where it is not less than ``before``; together no more than there are requests."""
+    total = before.get("total", 0)
+    merged, room = {"total": total}, total
+    for name in _ENDS:
+        merged[name] = min(room, max(before.get(name, 0), now[name]))
+        room -= merged[name]
+    return merged

@@ -1,0 +1,122 @@
+"""One step of a batch: each can be done again from its beginning, whatever came of it before.
+
+What makes it so: the job's key is the batch's id, so that a second submit finds the job of the first; the ids of its files are
+written down before the files are; and a row moves only from the state, and with the fence, that the step began with.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.batches.figures import DEADLINE, final_counts
+from penstock_gateway.batches.finish import Finish, input_path
+from penstock_gateway.batches.specs import spec_of_batch
+from penstock_gateway.batches.validation import LineChecks, faults_in, first_model, of_the_batch
+from penstock_ledger import DoorBatch, DoorBatchState, DoorBatchStore, JobNotFound, JobStore, LeasedBatch, OutcomeStore
+from penstock_ledger.model import Job, JobState
+from penstock_producer import JobSpec, SourceError, SourceUnavailable, SpecError, TooManyBadRows
+
+__all__ = ["Steps", "Stopped"]
+
+LEAST_S: Final = 1.0  # of a deadline, where its window was nearly over when it was checked
+LIVE: Final = (JobState.RUNNING, JobState.PAUSED)
+
+
+class Stopped(Exception):
+    """This process ends, or has lost the batch to another one."""
+
+
+class Steps:
+    """Blocking work, for one batch."""
+
+    def __init__(self, backend: Backend, stopping: threading.Event) -> None:
+        self._backend = backend
+        self._settings = backend.settings
+        self._store = DoorBatchStore(backend.database)
+        self._jobs = JobStore(backend.database)
+        self._outcomes = OutcomeStore(backend.database)
+        self._stopping = stopping
+        self._lost = threading.Event()
+
+    def give_up(self) -> None:
+        self._lost.set()
+
+    def step(self, leased: LeasedBatch) -> None:
+        """Raises Stopped, and PenstockError where it cannot be done now."""
+        batch = leased.batch
+        job = self._job_of(batch)
+        if batch.state is DoorBatchState.VALIDATING:
+            self._validate(leased, job)
+        elif job is None and batch.job_id is not None:
+            self._fail(leased, "job_purged", f"Job {batch.job_id} of this batch was purged by the operator.")
+        elif job is not None and not job.state.final and batch.state is not DoorBatchState.FINALIZING:
+            self._end_job(batch, job)
+        else:
+            self._finish(leased, job)
+
+    def _job_of(self, batch: DoorBatch) -> Job | None:
+        try:
+            return self._jobs.get(batch.job_id or batch.batch_id)
+        except JobNotFound:
+            return None
+
+    def _validate(self, leased: LeasedBatch, job: Job | None) -> None:
+        batch, path = leased.batch, input_path(self._backend, leased.batch)
+        if path is None:
+            self._fail(leased, "invalid_request", f"Cannot find file {batch.input_file_id}.", "input_file_id")
+            return
+        job = job or self._submitted(leased, path)
+        if job is not None:
+            counts = {**batch.counts, "total": job.total or 0}
+            model = first_model(path, JobSpec.accepted(job.spec), self._settings)
+            self._store.move(leased, DoorBatchState.IN_PROGRESS, job_id=job.job_id, counts=counts, model=model)
+
+    def _submitted(self, leased: LeasedBatch, path: str) -> Job | None:
+        """None for a file that is refused, which the batch says then."""
+        batch, checks = leased.batch, LineChecks(self._settings, leased.batch.endpoint)
+        left_s = max(LEAST_S, batch.expires_at - time.time())
+        check = None if batch.of_anthropic else checks.check
+        errors: list[dict[str, Any]]
+        try:
+            spec = spec_of_batch(self._settings, batch, left_s)
+            try:
+                return self._backend.producer.submit(
+                    path, spec, job_key=batch.batch_id, progress=self._go_on, check=check
+                )
+            except TooManyBadRows:
+                errors = faults_in(path, spec, self._settings)
+        except SourceUnavailable:
+            raise  # its place does not answer now
+        except SourceError as error:
+            errors = [of_the_batch(error, path)]
+        except SpecError as error:
+            errors = [{"code": error.problems[0].code, "line": None, "message": error.public_message, "param": None}]
+        self._store.move(leased, DoorBatchState.FAILED, errors=errors)
+        return None
+
+    def _end_job(self, batch: DoorBatch, job: Job) -> None:
+        """Its caller has cancelled the batch, or its time is over: a job that is paused does not look at its deadline."""
+        if batch.state is DoorBatchState.CANCELLING:
+            self._jobs.set_state(job.job_id, JobState.CANCELLING, reason="cancelled by its caller", expect=LIVE)
+        elif batch.expires_at <= time.time():
+            reason = f"{DEADLINE}: the batch is older than its window of {batch.window_s:g} s"
+            self._jobs.set_state(job.job_id, JobState.CANCELLING, reason=reason, expect=LIVE)
+
+    def _finish(self, leased: LeasedBatch, job: Job | None) -> None:
+        if job is None:  # cancelled before it was one
+            Finish(self._backend, self._go_on).without_job(leased)
+            return
+        counts = self._outcomes.counts(job.job_id)
+        shown = final_counts(leased.batch, job, counts)
+        Finish(self._backend, self._go_on).of_job(leased, job, counts, shown)
+
+    def _fail(self, leased: LeasedBatch, code: str, message: str, param: str | None = None) -> None:
+        errors = [{"code": code, "line": None, "message": message, "param": param}]
+        self._store.move(leased, DoorBatchState.FAILED, errors=errors)
+
+    def _go_on(self, _: int = 0) -> None:
+        if self._stopping.is_set() or self._lost.is_set():
+            raise Stopped

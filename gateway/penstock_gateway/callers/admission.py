@@ -1,0 +1,126 @@
+"""What a key's tenant may have: requests in a minute and at once, counted in Redis, and money, counted in SQL.
+
+While Redis is away, keys with such limits are refused (503), and those without go on: a bound per process would let a tenant
+have its limit once per replica, and /health says in the same moment that this door should get no requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import math
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+import redis
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.callers.caller import Caller
+from penstock_gateway.callers.known_keys import Found
+from penstock_gateway.refused import Refused
+from penstock_ledger import Admission, DoorLimits, TenantCosts
+
+__all__ = ["Admissions", "RenewAdmissions"]
+
+log = logging.getLogger("penstock.gateway")
+
+RENEW_S: Final = 40.0  # a third of the time for which a request counts without it
+COST_KNOWN_S: Final = 10.0  # what tenants have spent is read again after this
+TENANTS_MAX: Final = 10_000  # whose costs are remembered; then all are read again
+REDIS_S: Final = 2.0  # for its answer
+SPENDS: Final = frozenset({"POST", "PUT", "PATCH"})
+
+
+class Admissions:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._limits = DoorLimits(backend.redis)
+        self._costs: dict[tuple[str, float], tuple[float, float]] = {}  # tenant, month -> until when, dollars
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, found: Found, method: str, path: str, request_id: str) -> AsyncIterator[None]:
+        """For the time of a request. Raises Refused (429, 503)."""
+        limits, who = found.limits, _who(found.caller)
+        if limits.budget_usd is not None and method in SPENDS and not path.endswith("/cancel"):
+            await self._check_budget(found.caller, limits.budget_usd)
+        if limits.requests_per_minute is None and limits.concurrency is None:
+            yield
+            return
+        await self._count(who, request_id, limits.requests_per_minute, limits.concurrency)
+        if limits.concurrency is None:
+            yield
+            return
+        self._backend.under_way.add((who, request_id))
+        try:
+            yield
+        finally:
+            self._backend.under_way.discard((who, request_id))
+            await asyncio.shield(self._end(who, request_id))
+
+    async def _count(self, who: str, request_id: str, per_minute: int | None, at_once: int | None) -> None:
+        try:
+            async with asyncio.timeout(REDIS_S):
+                answer, wait_s = await self._limits.admit(who, request_id, per_minute=per_minute, at_once=at_once)
+        except (TimeoutError, redis.RedisError, OSError) as error:
+            log.warning("requests cannot be counted, Redis does not answer: %s", error)
+            headers = {"retry-after": "5"}
+            raise Refused(503, "a server behind this one does not answer; try again", code="service_unavailable",
+                          headers=headers) from None  # fmt: skip
+        if answer is Admission.MINUTE_FULL:
+            raise _limited(f"Rate limit reached: {per_minute} requests per minute.", wait_s)
+        if answer is Admission.TOO_MANY_AT_ONCE:
+            raise _limited(f"Rate limit reached: {at_once} requests at once.", 1.0)
+
+    async def _end(self, who: str, request_id: str) -> None:
+        with contextlib.suppress(TimeoutError, redis.RedisError, OSError):  # it ends by itself after a while
+            async with asyncio.timeout(REDIS_S):
+                await self._limits.end(who, request_id)
+
+    async def _check_budget(self, caller: Caller, budget_usd: float) -> None:
+        if caller.tenant is None:
+            return
+        spent = await self._spent(caller.tenant)
+        if spent >= budget_usd:
+            raise Refused(
+                429, f"The budget of this month is spent: {spent:.2f} of {budget_usd:.2f} USD.", code="insufficient_quota",
+                kind="insufficient_quota", headers={"retry-after": "3600", "x-should-retry": "false"},
+            )  # fmt: skip
+
+    async def _spent(self, tenant: str) -> float:
+        month = _month_began(time.time())
+        until, dollars = self._costs.get((tenant, month), (0.0, 0.0))
+        if time.monotonic() >= until:
+            dollars = await self._backend.run(TenantCosts(self._backend.database).usd_since, tenant, month)
+            if len(self._costs) >= TENANTS_MAX:
+                self._costs.clear()
+            self._costs[tenant, month] = (time.monotonic() + COST_KNOWN_S, dollars)
+        return dollars
+
+
+class RenewAdmissions:
+    """Background work: long requests go on counting."""
+
+    async def run(self, backend: Backend) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if backend.under_way:
+                await DoorLimits(backend.redis).renew(list(backend.under_way))
+            backend.round_done(self)
+
+
+def _who(caller: Caller) -> str:
+    return f"tenant:{caller.tenant}" if caller.tenant is not None else f"key:{caller.key_id}"
+
+
+def _limited(message: str, wait_s: float) -> Refused:
+    headers = {"retry-after": str(max(1, math.ceil(wait_s)))}
+    return Refused(429, message, code="rate_limit_exceeded", kind="requests", headers=headers)
+
+
+def _month_began(now: float) -> float:
+    """Of the calendar month in UTC, as bills have it."""
+    day = datetime.datetime.fromtimestamp(now, datetime.UTC)
+    return day.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()

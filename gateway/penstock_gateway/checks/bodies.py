@@ -1,0 +1,206 @@
+"""Bodies: how large, how slow and in what form they may come.
+
+Bodies of most paths are read whole here, before the route, so that a route never waits for a slow sender and sees JSON only
+that others read alike. Those of uploads go to their route piece by piece, with the same limits on time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock_gateway.callers.caller import STATE, Caller
+from penstock_gateway.checks.json_bodies import check_json
+from penstock_gateway.metrics import metrics_of, route_of
+from penstock_gateway.refused import Refused
+from penstock_gateway.settings import GatewayFields
+
+__all__ = ["STREAMED", "Bodies"]
+
+FILES: Final = "/v1/files"
+MESSAGE_BATCHES: Final = "/v1/messages/batches"
+PROMPTS: Final = "/v1/batch/sync"
+# Paths whose routes read the body themselves, piece by piece.
+STREAMED: Final = (FILES, MESSAGE_BATCHES)
+# Paths whose bodies are not JSON only: forms of the dashboard, rows of a job, files.
+OTHER_TYPES: Final = (FILES, "/v1/jobs", "/v1/notifications", "/ui", "/login", "/logout")
+FORM_BYTES: Final = (
+    1024 * 1024
+)  # what a multipart form has beside its file; a route with a limit of its own says it better
+ANONYMOUS_BYTES: Final = 64 * 1024  # where no key is asked for: a login
+BYTES_PER_S: Final = (
+    1024  # the slowest sender, on average, once it has used up body_timeout_s; being fast earns no more than that
+)
+# Of all bodies that are held at once, and of those of one tenant; the next one is refused, and may come again. One body is always
+# taken, however large max_body_bytes is.
+MEMORY_BYTES: Final = 256 * 1024 * 1024
+TENANT_BYTES: Final = MEMORY_BYTES // 4
+
+
+class Bodies:
+    """A step of the app."""
+
+    def __init__(self, app: ASGIApp, door: GatewayFields) -> None:
+        self._app = app
+        self._door = door
+        self._held = 0
+        self._held_of: Counter[str | None] = Counter()  # by tenant
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, headers = scope["path"], Headers(scope=scope)
+        _check_coding(headers)
+        most = self._most(path)
+        _check_length(headers, most)
+        incoming = Incoming(receive, most, self._door.body_timeout_s)
+        try:
+            await self._passed_on(scope, headers, incoming, send)
+        finally:
+            if incoming.size:
+                connection = HTTPConnection(scope)
+                metrics_of(connection).received.labels(route_of(connection)).inc(incoming.size)
+
+    async def _passed_on(self, scope: Scope, headers: Headers, incoming: Incoming, send: Send) -> None:
+        path = scope["path"]
+        if not _has_body(headers) or _is_below(path, STREAMED):
+            await self._app(scope, incoming.next, send)
+            return
+        is_json = _is_json(headers)
+        if not is_json and path.startswith("/v1/") and not _is_below(path, OTHER_TYPES):
+            raise Refused(
+                415, "The body has to be JSON: send the header `Content-Type: application/json`.",
+                code="unsupported_content_type",
+            )  # fmt: skip
+        await self._whole(scope, incoming, send, is_json)
+
+    async def _whole(self, scope: Scope, incoming: Incoming, send: Send, is_json: bool) -> None:
+        pieces, held, tenant = list[bytes](), 0, _tenant_of(scope)
+        try:
+            more = True
+            while more:
+                message = await incoming.next()
+                if message["type"] != "http.request":
+                    return  # its sender has gone
+                pieces.append(message.get("body", b""))
+                held += len(pieces[-1])
+                self._held += len(pieces[-1])
+                self._held_of[tenant] += len(pieces[-1])
+                self._check_room(tenant, held)
+                more = message.get("more_body", False)
+            body = b"".join(pieces)
+            pieces.clear()
+            if is_json and body:
+                check_json(body)
+            await self._app(scope, Replayed(body, incoming.next).next, send)
+        finally:
+            self._held -= held
+            self._held_of[tenant] -= held
+            if not self._held_of[tenant]:
+                del self._held_of[tenant]
+
+    def _check_room(self, tenant: str | None, held: int) -> None:
+        """``held`` is what this body has so far. Raises Refused."""
+        for most, now in ((MEMORY_BYTES, self._held), (TENANT_BYTES, self._held_of[tenant])):
+            if now > most and now > held:
+                raise Refused(503, "the server holds too many bodies now; try again", code="overloaded",
+                              headers={"retry-after": "5"})  # fmt: skip
+
+    def _most(self, path: str) -> int:
+        door = self._door
+        if _is_below(path, (FILES,)):
+            return door.max_upload_bytes + FORM_BYTES
+        if _is_below(path, (MESSAGE_BATCHES,)):
+            return door.batches.messages_max_bytes + FORM_BYTES
+        if path == PROMPTS:
+            return max(door.max_body_bytes, door.direct.batch_bytes)
+        return door.max_body_bytes if path.startswith("/v1/") else ANONYMOUS_BYTES
+
+
+class Incoming:
+    """A body as it comes, within its limits. Only the time that is spent waiting for the sender counts."""
+
+    def __init__(self, receive: Receive, most: int, patience_s: float) -> None:
+        self._receive = receive
+        self._most = most
+        self._patience_s = self._left_s = patience_s
+        self.size = 0
+        self._whole = False
+
+    async def next(self) -> Message:
+        if self._whole:
+            return await self._receive()  # that the client goes away, which may take any time
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(max(0.001, self._left_s)):
+                message = await self._receive()
+        except TimeoutError:
+            raise Refused(408, "The body of the request did not come in time.", code="request_timeout") from None
+        came = len(message.get("body", b""))
+        self.size += came
+        self._left_s = min(self._patience_s, self._left_s - (loop.time() - began) + came / BYTES_PER_S)
+        self._whole = message["type"] != "http.request" or not message.get("more_body", False)
+        if self.size > self._most:
+            raise _too_large(self._most)
+        return message
+
+
+class Replayed:
+    """A body that was read, for the route that reads it again."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def next(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _tenant_of(scope: Scope) -> str | None:
+    caller = scope.get("state", {}).get(STATE)
+    return caller.tenant if isinstance(caller, Caller) else None
+
+
+def _check_coding(headers: Headers) -> None:
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise Refused(
+            415, f"Bodies with Content-Encoding {coding[:40]!r} are not read: send the body as it is.",
+            code="unsupported_content_encoding",
+        )  # fmt: skip
+
+
+def _check_length(headers: Headers, most: int) -> None:
+    told = headers.get("content-length")
+    if told is not None and not (told.isascii() and told.isdigit() and len(told) < 20):
+        raise Refused(400, "Content-Length is not a number.", code="invalid_content_length")
+    if told is not None and int(told) > most:
+        raise _too_large(most)
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(413, f"The body is larger than {most} bytes.", code="body_too_large")
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
+
+
+def _is_json(headers: Headers) -> bool:
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _is_below(path: str, places: Sequence[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)

@@ -1,0 +1,255 @@
+"""What can be done to a job, each asked for on a page of its own: pause, resume, cancel, limits, and replays of dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
+from urllib.parse import quote
+
+import orjson
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from penstock_gateway.dashboard.forms import check_form, read_form
+from penstock_gateway.dashboard.letter_pages import EDIT_MAX, letter_of, letter_page
+from penstock_gateway.dashboard.letters_view import GROUPED_MAX, members
+from penstock_gateway.dashboard.one_job import job_of
+from penstock_gateway.dashboard.pages import page
+from penstock_gateway.dashboard.viewer import Viewer, viewer_with
+from penstock_gateway.refused import Refused
+from penstock_ledger import Job, JobNotReplayable, NothingToReplay, letter_lines
+from penstock_producer import SpecError
+from penstock_producer.job.durations import seconds_of
+from penstock_producer.reporting.money import MICRO
+from penstock_producer.reporting.text import count, one_line, usd
+
+__all__ = ["DONE", "router"]
+
+router = APIRouter(include_in_schema=False)
+
+FORM_MAX: Final = 16 * 1024  # bytes
+EDITED_MAX: Final = 6 * EDIT_MAX  # as a form sends it: a character may take six
+VALUE_CHARS: Final = 2_000
+
+Writer = Annotated[Viewer, Depends(viewer_with("write"))]
+
+DONE: Final[Mapping[str, str]] = {
+    "pause": "The job is paused: what is in flight finishes, and nothing more starts.",
+    "resume": "The job goes on.",
+    "cancel": "The job is being cancelled: what has not begun becomes dead letters.",
+    "limit": "The limits are changed.",
+    "replay-one": "The document is sent again, as a new generation of the job.",
+    "replay": "They are sent again, as a new generation of the job.",
+    "unchanged": "Nothing was changed: the job is in another state by now.",
+}
+
+
+class Field(NamedTuple):
+    name: str
+    label: str
+    hint: str
+    value: str = ""
+    inputmode: str = "text"
+
+
+class Asked(NamedTuple):
+    """What a page asks before it is done."""
+
+    title: str
+    texts: Sequence[str]
+    button: str
+    danger: bool = False
+
+
+_ASKED: Final[Mapping[str, Asked]] = {
+    "pause": Asked("Pause", ["What is in flight finishes. Nothing more starts until the job is resumed."], "Pause the job"),
+    "resume": Asked("Resume", ["Its documents start again. A provider that is held stays held: the page of quotas says how "
+                               "to lift it."], "Resume the job"),
+    "cancel": Asked("Cancel", ["What has not begun becomes dead letters `cancelled`. This cannot be undone; results that are "
+                               "there stay."], "Cancel the job", danger=True),
+}  # fmt: skip
+
+
+@router.get("/ui/jobs/{job_id}/limit")
+async def ask_limit(request: Request, viewer: Writer, job_id: str) -> Response:
+    return await _limit_page(request, viewer, await job_of(viewer, job_id), {})
+
+
+@router.post("/ui/jobs/{job_id}/limit")
+async def limit(request: Request, viewer: Writer, job_id: str) -> Response:
+    job, form = await _checked(request, viewer, job_id)
+    try:
+        budget = _budget(form.get("budget", ""))
+        deadline = _deadline(form.get("deadline", ""))
+        changed = await viewer.backend.run(
+            viewer.backend.producer.limit, job.job_id, budget_usd=budget, deadline_s=deadline
+        )
+    except (SpecError, ValueError) as error:
+        fault = error.public_message if isinstance(error, SpecError) else str(error)
+        return await _limit_page(request, viewer, job, form, fault=fault)
+    return _to_job(job, "limit" if changed else "unchanged")
+
+
+@router.get("/ui/jobs/{job_id}/replay")
+async def ask_replay(request: Request, viewer: Writer, job_id: str, reason: str = "", alike: str = "") -> Response:
+    return await _replay_page(request, viewer, await job_of(viewer, job_id), reason, alike, {})
+
+
+@router.post("/ui/jobs/{job_id}/replay")
+async def replay(request: Request, viewer: Writer, job_id: str) -> Response:
+    job, form = await _checked(request, viewer, job_id)
+    reason, words = form.get("reason", ""), form.get("alike", "")
+    chosen = {"model": form.get("model", "").strip()[:VALUE_CHARS], "prompt": form.get("prompt", "")[:VALUE_CHARS]}
+    changes: dict[str, Any] = {"set": {"model": chosen["model"]}} if chosen["model"] else {}
+    changes |= {"prompt": chosen["prompt"]} if chosen["prompt"].strip() else {}
+
+    def send() -> int:
+        documents = _members(viewer, job, reason, words)
+        if not documents:
+            raise NothingToReplay(job.job_id, reason)
+        return viewer.backend.producer.replay(job.job_id, doc_ids=documents, overrides=changes)
+
+    try:
+        await viewer.backend.run(send)
+    except (SpecError, JobNotReplayable, NothingToReplay) as error:
+        return await _replay_page(request, viewer, job, reason, words, chosen, fault=error.public_message)
+    return RedirectResponse(f"/ui/jobs/{job.job_id}/letters?done=replay", 303)
+
+
+@router.post("/ui/jobs/{job_id}/letter")
+async def replay_one(request: Request, viewer: Writer, job_id: str) -> Response:
+    job, form = await _checked(request, viewer, job_id, EDITED_MAX)
+    doc_id, typed = form.get("doc", ""), form.get("body")
+
+    def send() -> None:
+        letter = letter_of(viewer, job, doc_id)
+        body = None if typed is None else _request_in(typed)
+        same = body is None or body == orjson.loads(letter.request or b"null")
+        changes = {} if same else {"body": body}
+        viewer.backend.producer.replay(job.job_id, doc_ids=[doc_id], overrides=changes)
+
+    try:
+        await viewer.backend.run(send)
+    except (SpecError, JobNotReplayable, NothingToReplay) as error:
+        return await letter_page(request, viewer, job, doc_id, fault=error.public_message, typed=typed)
+    except ValueError as error:
+        fault = f"The request is not valid JSON: {one_line(str(error), 200)}"
+        return await letter_page(request, viewer, job, doc_id, fault=fault, typed=typed)
+    return RedirectResponse(f"/ui/jobs/{job.job_id}/letters?done=replay-one", 303)
+
+
+@router.get("/ui/jobs/{job_id}/{action}")
+async def ask(request: Request, viewer: Writer, job_id: str, action: str) -> Response:
+    asked = _asked(action)
+    job = await job_of(viewer, job_id)
+    return _confirm(request, viewer, job, action, asked)
+
+
+@router.post("/ui/jobs/{job_id}/{action}")
+async def act(request: Request, viewer: Writer, job_id: str, action: str) -> Response:
+    _asked(action)
+    job, _ = await _checked(request, viewer, job_id)
+    producer = viewer.backend.producer
+    moves: Mapping[str, Callable[[], bool]] = {
+        "pause": lambda: producer.pause(job.job_id, reason="paused on the dashboard"),
+        "resume": lambda: producer.resume(job.job_id),
+        "cancel": lambda: producer.cancel(job.job_id),
+    }
+
+    def move() -> bool:
+        moved = moves[action]()
+        viewer.desk.tell(viewer.desk.jobs.get(job.job_id))
+        return moved
+
+    moved = await viewer.backend.run(move)
+    return _to_job(job, action if moved else "unchanged")
+
+
+def _asked(action: str) -> Asked:
+    if action not in _ASKED:
+        raise Refused(404, "There is no such page.", code="not_found")
+    return _ASKED[action]
+
+
+async def _checked(
+    request: Request, viewer: Viewer, job_id: str, most: int = FORM_MAX
+) -> tuple[Job, Mapping[str, str]]:
+    form = await read_form(request, most)
+    check_form(request, viewer, form)
+    return await job_of(viewer, job_id), form
+
+
+def _to_job(job: Job, done: str) -> Response:
+    return RedirectResponse(f"/ui/jobs/{job.job_id}?done={done}", 303)
+
+
+def _confirm(request: Request, viewer: Viewer, job: Job, action: str, asked: Asked, **more: Any) -> Response:
+    values: dict[str, Any] = {"fault": "", "fields": (), "hidden": (), "back": f"/ui/jobs/{job.job_id}"}
+    return page(
+        "confirm.html.jinja", viewer, request, title=asked.title, texts=[one_line(job.job_key, 600), *asked.texts],
+        button=asked.button, danger=asked.danger, action=f"/ui/jobs/{job.job_id}/{action}", **values | more,
+    )  # fmt: skip
+
+
+async def _limit_page(
+    request: Request, viewer: Viewer, job: Job, typed: Mapping[str, str], fault: str = ""
+) -> Response:
+    budget, deadline = job.spec.get("budget_usd"), job.spec.get("deadline_s")
+    fields = [
+        Field("budget", "Budget in US dollars", "Of the whole job, with what is spent already. Empty: none.",
+              typed.get("budget", "" if budget is None else f"{budget:g}"), "decimal"),
+        Field("deadline", "Deadline", "Since the submit, as 90m, 24h or 2d. Empty: none.",
+              typed.get("deadline", "" if deadline is None else f"{deadline:g}s")),
+    ]  # fmt: skip
+    counts = await viewer.backend.run(viewer.desk.outcomes.counts, job.job_id)
+    spent = counts.cost_microusd / MICRO
+    asked = Asked("Limits", [f"{usd(spent)} are spent so far."], "Set the limits")
+    return _confirm(request, viewer, job, "limit", asked, fields=fields, fault=fault, status=400 if fault else 200)
+
+
+async def _replay_page(
+    request: Request, viewer: Viewer, job: Job, reason: str, words: str, typed: Mapping[str, str], fault: str = ""
+) -> Response:
+    documents = await viewer.backend.run(_members, viewer, job, reason, words)
+    told = [f"{one_line(reason, 120)}: {words}" if words else one_line(reason, 120)]
+    number = "1 document is" if len(documents) == 1 else f"{count(len(documents))} documents are"
+    asked = Asked("Replay", [*told, f"{number} sent again, as a new generation."], f"Replay {count(len(documents))}")
+    fields = [
+        Field("model", "Another model", "Empty: the one that was asked.", typed.get("model", "")),
+        Field("prompt", "Another prompt", "{prompt} stands for the text that was sent, as in: Answer in JSON. {prompt}",
+              typed.get("prompt", "")),
+    ]  # fmt: skip
+    hidden = [("reason", reason), ("alike", words)]
+    back = f"/ui/jobs/{job.job_id}/letters?reason={quote(reason, safe='')}"
+    return _confirm(
+        request, viewer, job, "replay", asked, fields=fields, hidden=hidden, back=back, fault=fault,
+        status=400 if fault else 200,
+    )  # fmt: skip
+
+
+def _members(viewer: Viewer, job: Job, reason: str, words: str) -> list[str]:
+    """The documents of a group, as the page of dead letters has counted them."""
+    lines = letter_lines(viewer.desk.database, job.job_id, reason=reason or None, limit=GROUPED_MAX)
+    return members(lines, reason, words)
+
+
+def _request_in(typed: str) -> Any:
+    """Raises ValueError where it is not JSON."""
+    return orjson.loads(typed.encode("utf-8", "surrogatepass"))
+
+
+def _budget(text: str) -> float | None:
+    try:
+        return float(text) if text.strip() else None
+    except ValueError:
+        raise ValueError(f"{one_line(text, 60)!r} is no sum of US dollars") from None
+
+
+def _deadline(text: str) -> float | None:
+    if not text.strip():
+        return None
+    try:
+        return seconds_of(text.strip())
+    except ValueError as error:
+        raise ValueError(f"{one_line(text, 60)!r} {error}") from None

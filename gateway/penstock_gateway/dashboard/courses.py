@@ -1,0 +1,78 @@
+"""How jobs went over time, counted seldom enough: it reads every row of a job.
+
+A small job is counted while its page waits. A large one is counted by a thread of its own, one at a time, and its page shows what
+was counted last until the next count is there; between two counts of a job that runs twenty times as long passes as one took.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from penstock_ledger import Job, OutcomeStore, PenstockError
+from penstock_producer.reporting.course import Course, course_of
+
+__all__ = ["Courses"]
+
+log = logging.getLogger("penstock.gateway")
+
+KEPT: Final = 256  # jobs, each some kilobytes; the one that was looked at longest ago goes first
+AT_ONCE: Final = 20_000  # documents that a page waits for: some hundredths of a second
+SHARE: Final = 20.0  # times as long as a count took pass until the next one
+PAUSE_S: Final = 5.0  # and at least so long
+
+
+class _Counted(NamedTuple):
+    course: Course
+    finished: int
+    generation: int
+    next_at: float
+
+
+class Courses:
+    def __init__(self, outcomes: OutcomeStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._outcomes = outcomes
+        self._clock = clock
+        self._counted: OrderedDict[str, _Counted] = OrderedDict()  # written and read under the lock, as the next
+        self._counting = False
+        self._lock = threading.Lock()
+
+    def of(self, job: Job, finished: int) -> Course | None:
+        """None where it is counted now for the first time."""
+        with self._lock:
+            known = self._counted.get(job.job_id)
+            if known is not None:
+                self._counted.move_to_end(job.job_id)
+                same = (known.finished, known.generation) == (finished, job.generation)
+                if (same and job.state.final) or self._clock() < known.next_at:
+                    return known.course
+            if finished > AT_ONCE:
+                if not self._counting:
+                    self._counting = True
+                    threading.Thread(target=self._count_beside, args=(job, finished), daemon=True).start()
+                return None if known is None else known.course
+        return self._count(job, finished)
+
+    def _count_beside(self, job: Job, finished: int) -> None:
+        try:
+            self._count(job, finished)
+        except PenstockError as error:
+            log.warning("the course of job %s was not counted: %s", job.job_id, error)
+        finally:
+            with self._lock:
+                self._counting = False
+
+    def _count(self, job: Job, finished: int) -> Course:
+        began = self._clock()
+        course = course_of(self._outcomes, job)
+        now = self._clock()
+        entry = _Counted(course, finished, job.generation, now + max(PAUSE_S, SHARE * (now - began)))
+        with self._lock:
+            self._counted[job.job_id] = entry
+            while len(self._counted) > KEPT:
+                self._counted.popitem(last=False)
+        return course

@@ -1,0 +1,194 @@
+"""What pages read: the ledger's tables, and Redis where it answers. All of it blocks, so routes call it in threads.
+
+One desk per app: it keeps the clients, and what is dear to count, between two looks.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import unquote
+from weakref import WeakKeyDictionary
+
+import redis
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.dashboard.courses import Courses
+from penstock_gateway.dashboard.speeds import Speeds
+from penstock_ledger import (
+    REDIS_CONNECT_TIMEOUT_S,
+    REDIS_TIMEOUT_S,
+    Cause,
+    Depth,
+    Feed,
+    Job,
+    JobPages,
+    JobState,
+    JobStore,
+    LaneMove,
+    LaneMoves,
+    Meta,
+    OutcomeStore,
+    PenstockError,
+    ProviderBatchStore,
+    QuotaSeen,
+    RedisAddress,
+    RedisLedger,
+    SpendingStore,
+    WorkerSeen,
+    quotas_seen,
+)
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.job.lanes import packs
+from penstock_producer.reporting.account import Report
+from penstock_producer.reporting.batches import batches_line
+from penstock_producer.reporting.course import Course
+from penstock_producer.reporting.gather import gathered
+
+__all__ = ["Desk", "JobSeenNow", "desk_of", "in_state_of"]
+
+T = TypeVar("T")
+
+HotJob = tuple[dict[str, int], list[WorkerSeen], Depth | None, list[Cause], QuotaSeen | None]
+_NOTHING: Final[HotJob] = ({}, [], None, [], None)
+
+STATE_LEDGER: Final = "penstock.db"  # in the folder that --state names
+LANES_MAX: Final = 50  # whose queues are read for one page
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeenNow:
+    """One job at one moment. What needs Redis is empty where it does not answer."""
+
+    job: Job
+    report: Report
+    course: Course | None  # None: it is being counted
+    moves: Sequence[LaneMove]
+    shards: Sequence[tuple[Feed, str | None]]
+    batches: str | None
+    workers: Sequence[WorkerSeen]
+    depth: Depth | None
+    causes: Sequence[Cause]
+    quota: QuotaSeen | None
+    per_second: float | None  # documents lately; None: not known yet
+    tokens_per_second: float | None
+    redis_is_away: bool
+    one_machine: bool
+    in_state: str  # behind commands: see ``Desk.in_state``
+
+
+class Desk:
+    def __init__(self, backend: Backend) -> None:
+        self.database = backend.database
+        self.jobs = JobStore(backend.database)
+        self.outcomes = OutcomeStore(backend.database)
+        self.pages = JobPages(backend.database)
+        self.spending = SpendingStore(backend.database)
+        self.courses = Courses(self.outcomes)
+        self.speeds = Speeds()
+        self.in_state = in_state_of(backend.settings.database_url)
+        self._redis_url = backend.settings.redis_url
+        self._client: redis.Redis | None = None  # made by the first look that needs it; safe to share between threads
+        self._secret: str | None = None
+
+    def secret(self) -> str:
+        """What sessions are signed with."""
+        if self._secret is None:
+            self._secret = Meta(self.database).session_secret()
+        return self._secret
+
+    def asked(self, read: Callable[[RedisLedger, redis.Redis], T]) -> T | None:
+        """What Redis answers; None where it does not: a page without it shows what SQL knows."""
+        if self._client is None:
+            self._client = RedisAddress.parse(self._redis_url).connect(
+                socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
+            )
+        try:
+            return read(RedisLedger(self._client, Meta(self.database).epoch()), self._client)
+        except (redis.RedisError, PenstockError, OSError):
+            return None
+
+    def look(self, job: Job) -> JobSeenNow:
+        provider, lane = str(job.spec.get("provider", "default")), job.lane
+
+        def hot(ledger: RedisLedger, client: redis.Redis) -> HotJob:
+            quota = next((one for one in quotas_seen(client) if one.quota_id == provider), None)
+            causes = ledger.failing.of(provider, job.job_id)
+            return ledger.stats(job.job_id), ledger.workers(), ledger.depth(queue_name(lane)), causes, quota
+
+        found = self.asked(hot)
+        stats, workers, depth, causes, quota = found or _NOTHING
+        report = gathered(self.database, job, stats=stats)
+        finished, tokens = report.finished, report.prompt_tokens + report.completion_tokens
+        speed = None if job.state.final else self.speeds.note(job.job_id, finished, tokens)
+        return JobSeenNow(
+            job=job,
+            report=report,
+            course=self.courses.of(job, finished),
+            moves=LaneMoves(self.database).of(job.job_id) if job.moves else (),
+            shards=self.jobs.shards(job.job_id),
+            batches=self._batches(job) if packs(lane) else None,
+            workers=workers,
+            depth=depth,
+            causes=causes,
+            quota=quota,
+            per_second=None if speed is None else speed[0],
+            tokens_per_second=None if speed is None else speed[1],
+            redis_is_away=found is None,
+            one_machine=self.database.is_sqlite,
+            in_state=self.in_state,
+        )
+
+    def _batches(self, job: Job) -> str:
+        sums = ProviderBatchStore(self.database).sums(job.job_id)
+        return batches_line(sums, is_cancelled=job.state == "cancelling")
+
+    def fleet(self) -> tuple[list[WorkerSeen], dict[str, Depth], bool]:
+        """Workers that live, and the queues of their lanes and of those that jobs wait in."""
+
+        def hot(ledger: RedisLedger, _: redis.Redis) -> tuple[list[WorkerSeen], dict[str, Depth]]:
+            workers = ledger.workers()
+            lanes = {seen.info["lane"] for seen in workers if seen.info.get("lane")} | self._lanes_of_jobs()
+            return workers, {lane: ledger.depth(queue_name(lane)) for lane in sorted(lanes)[:LANES_MAX]}
+
+        found = self.asked(hot)
+        return (*found, True) if found is not None else ([], {}, False)
+
+    def quotas(self) -> tuple[list[QuotaSeen], dict[str, list[Cause]], bool]:
+        """Each quota, and why calls of it fail lately."""
+
+        def hot(ledger: RedisLedger, client: redis.Redis) -> tuple[list[QuotaSeen], dict[str, list[Cause]]]:
+            seen = quotas_seen(client)
+            return seen, {one.quota_id: ledger.failing.of(one.quota_id) for one in seen}
+
+        found = self.asked(hot)
+        return (*found, True) if found is not None else ([], {}, False)
+
+    def tell(self, job: Job) -> None:
+        """Workers see a pause or an end at once where Redis knows it; else with the next round of the control loop."""
+        self.asked(lambda ledger, _: ledger.set_job_state(job.job_id, job.state))
+
+    def _lanes_of_jobs(self) -> set[str]:
+        live = self.jobs.list(limit=LANES_MAX, states=[JobState.RUNNING, JobState.PAUSED])
+        return {job.lane for job in live}
+
+
+def in_state_of(database_url: str) -> str:
+    """`` --state DIR`` for commands that are shown, where the ledger is that of `penstock serve`; else nothing."""
+    kind, _, path = database_url.partition(":///")
+    file = Path(unquote(path))
+    if not kind.startswith("sqlite") or file.name != STATE_LEDGER:
+        return ""
+    return f" --state {shlex.quote(str(file.parent))}"
+
+
+_DESKS: WeakKeyDictionary[Backend, Desk] = WeakKeyDictionary()  # one entry per app that lives
+
+
+def desk_of(backend: Backend) -> Desk:
+    if backend not in _DESKS:
+        _DESKS[backend] = Desk(backend)
+    return _DESKS[backend]

@@ -1,0 +1,363 @@
+"""One job, as its page shows it: figures in words, and what keeps it from going faster with the fix."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from penstock_gateway.dashboard.desk import JobSeenNow
+from penstock_gateway.dashboard.jobs_view import ago
+from penstock_gateway.dashboard.quotas_view import stops
+from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
+from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.reporting.engines import engines_line, engines_of
+from penstock_producer.reporting.feeders import feeders_line
+from penstock_producer.reporting.fixes import FIXES
+from penstock_producer.reporting.origin import from_job_line, started_by_line
+from penstock_producer.reporting.pauses import pause_lines
+from penstock_producer.reporting.prices import usd_or_unknown
+from penstock_producer.reporting.reasons import cause_line, in_hooks, latest_cause, retried_line, unserved
+from penstock_producer.reporting.text import argument, count, duration, one_line, percent, rate, usd
+from penstock_producer.reporting.words import (
+    batches_line,
+    lane_name,
+    made_with_line,
+    milliseconds,
+    moment,
+    saved_rows,
+    twice_line,
+)
+
+__all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view"]
+
+REASON_CHARS: Final = 600
+REASONS_SHOWN: Final = 30
+OPTION_CHARS: Final = 2_000
+CENTS: Final = 1e-9
+_HIDDEN_OPTIONS: Final = frozenset({"response_schema", "examples"})  # too long for one line
+
+
+class Tile(NamedTuple):
+    name: str
+    figure: str
+    more: str = ""
+
+
+class Tier(NamedTuple):
+    kind: str
+    name: str
+    number: str
+    share: str
+
+
+class Reason(NamedTuple):
+    """Why documents are dead letters."""
+
+    reason: str
+    number: str
+    share: str
+    bar: Sequence[Part]
+    fix: str
+
+
+class Note(NamedTuple):
+    """What a person should read first. ``kind``: warn or bad, or empty."""
+
+    kind: str
+    text: str
+    fix: str = ""
+    command: str = ""
+
+
+class Move(NamedTuple):
+    at: str
+    before: str
+    lane: str
+    reason: str
+    why: str
+
+
+class LaneRow(NamedTuple):
+    lane: str
+    documents: str
+    tokens: str
+    cost: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    job_id: str
+    key: str
+    state: str
+    ended: bool
+    pausable: bool
+    resumable: bool
+    cancellable: bool
+    facts: Sequence[str]
+    told: Sequence[str]
+    notes: Sequence[Note]
+    bar: Sequence[Part]
+    share: str
+    tiles: Sequence[Tile]
+    tiers: Sequence[Tier]
+    reasons: Sequence[Reason]
+    dead: int
+    chart: Chart | None
+    counting: bool
+    latencies: Sequence[tuple[str, str]]
+    moves: Sequence[Move]
+    lanes: Sequence[LaneRow]
+    effort: Sequence[str]
+    options: Sequence[tuple[str, str]]
+    read_at: str
+
+
+def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
+    at = time.time() if now is None else now
+    job, report = seen.job, seen.report
+    return JobView(
+        job_id=job.job_id,
+        key=one_line(job.job_key, REASON_CHARS),
+        state=str(job.state),
+        ended=job.state.final,
+        pausable=job.state == "running",
+        resumable=job.state == "paused",
+        cancellable=job.state in ("running", "paused"),
+        facts=_facts(seen, at),
+        told=[one_line(line, REASON_CHARS) for line in _told(seen)],
+        notes=list(_notes(seen, at)),
+        bar=parts(
+            [
+                ("good", report.succeeded - report.succeeded_after_retry),
+                ("again", report.succeeded_after_retry),
+                ("bad", report.dead),
+            ],
+            report.total,
+        ),
+        share=percent(report.finished, report.total),
+        tiles=_tiles(seen, at),
+        tiers=_tiers(seen),
+        reasons=_reasons(seen),
+        dead=report.dead,
+        chart=None if seen.course is None else rate_chart(seen.course.stretches),
+        counting=seen.course is None and report.finished > 0,
+        latencies=_latencies(seen),
+        moves=[
+            Move(moment(move.at), move.before or "", move.lane, move.reason, one_line(move.why, REASON_CHARS))
+            for move in seen.moves
+        ],
+        lanes=_lanes(seen),
+        effort=_effort(seen),
+        options=_options(seen),
+        read_at=moment(at),
+    )
+
+
+def _facts(seen: JobSeenNow, now: float) -> list[str]:
+    job, spec = seen.job, seen.job.spec
+    said = [
+        f"id {job.job_id}",
+        f"submitted {ago(job.created_at, now)}",
+        f"tenant {spec['tenant']}" if spec.get("tenant") else "",
+        f"model {spec['model']}" if spec.get("model") else "",
+        f"provider {spec['provider']}" if spec.get("provider") else "",
+        f"lane {job.lane}",
+        f"generation {job.generation}" if job.generation > 1 else "",
+    ]
+    return [one_line(text, 200) for text in said if text]
+
+
+def _told(seen: JobSeenNow) -> Iterator[str]:
+    job = seen.job
+    lines = (started_by_line(job), from_job_line(job), feeders_line(job, seen.shards, one_machine=seen.one_machine))
+    yield from (line for line in lines if line)
+    if seen.batches:
+        yield seen.batches
+    engines = engines_of(seen.workers, job.lane) if not job.state.final else None
+    if engines is not None:
+        yield engines_line(engines)
+
+
+def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
+    """The most serious first."""
+    job, key = seen.job, argument(seen.job.job_key)
+    if job.state == "failed":
+        yield Note("bad", f"The job has failed: {one_line(job.reason or 'no reason was recorded', REASON_CHARS)}")
+    elif job.state == "paused":
+        waits, _, command = " ".join(pause_lines(job, seen.in_state, now)).partition(":  ")
+        why = one_line(job.reason or "no reason was recorded", REASON_CHARS)
+        yield Note("warn", f"Paused: {why}", waits[:1].upper() + waits[1:], command)
+    elif job.state == "cancelling":
+        yield Note("warn", "The job is being cancelled: what has not begun becomes dead letters `cancelled`.")
+    if seen.redis_is_away and not job.state.final:
+        yield Note(
+            "warn", "Redis does not answer: queues, workers and quotas are not shown.",
+            "Start it, or correct redis_url; nothing of the job is lost.",
+        )  # fmt: skip
+    if job.state == "running":
+        yield from _slow(seen, now, key)
+
+
+def _slow(seen: JobSeenNow, now: float, key: str) -> Iterator[Note]:
+    job, lane, alike = seen.job, seen.job.lane, _all_alike(seen)
+    if alike is not None:
+        yield alike
+    if not seen.redis_is_away and (missing := unserved(seen.workers, lane)) is not None:
+        text, _, command = missing.partition(": start one with  ")
+        yield Note("warn", f"{text[:1].upper()}{text[1:]}: its documents wait.", "Start one:", command)
+    for sentence in in_hooks(seen.workers, (job.spec.get("preprocess"), job.spec.get("postprocess"))):
+        yield Note("warn", sentence)
+    if seen.quota is not None and not has_own_model(lane):
+        for text, fix, command in stops(seen.quota, seen.in_state):
+            yield Note("warn", f"Provider {one_line(seen.quota.quota_id)}: {text}", fix, command)
+    if not packs(lane) and (cause := latest_cause(seen.causes, now)) is not None:
+        yield Note("", f"The last failure: {cause_line(cause, now)}")
+
+
+def _all_alike(seen: JobSeenNow) -> Note | None:
+    report = seen.report
+    if report.succeeded or report.dead < 10 or len(report.dead_by_reason) != 1:
+        return None
+    reason = next(iter(report.dead_by_reason))
+    text = f"The first {count(report.dead)} documents all failed alike: {one_line(reason)}."
+    return Note("bad", text, FIXES.get(reason, "Look at one of its dead letters, which says what the provider said."))
+
+
+def _tiles(seen: JobSeenNow, now: float) -> list[Tile]:
+    job, report = seen.job, seen.report
+    tried = report.finished
+    whole = "open" if job.total is None else count(report.total)
+    tiles = [Tile("documents", f"{count(tried)}", f"of {whole}")]
+    if job.state.final:
+        tiles.append(Tile("took", duration(report.seconds)))
+        tiles.append(Tile("speed", rate(report.items_per_second), "on average"))
+    else:
+        tiles += _moving(seen, now)
+    tokens = report.prompt_tokens + report.completion_tokens
+    per_second = tokens / report.seconds if job.state.final and report.seconds else seen.tokens_per_second
+    spoken = "" if per_second is None else f"{count(round(per_second))}/s"
+    tiles.append(Tile("tokens", count(tokens), spoken or f"{count(report.completion_tokens)} of them answers"))
+    tiles.append(Tile("failed", percent(report.dead, tried), f"{count(report.dead)} dead letters"))
+    tiles.append(
+        Tile("retries", count(report.retries), f"{count(report.rate_limited)} rate limited" if report.retries else "")
+    )
+    tiles += _latency_tiles(seen)
+    return [*tiles, *_cost_tiles(seen)]
+
+
+def _moving(seen: JobSeenNow, now: float) -> list[Tile]:
+    job, report = seen.job, seen.report
+    elapsed = max(0.0, now - job.created_at)
+    speed = seen.per_second if seen.per_second is not None else (report.finished / elapsed if elapsed > 0 else 0.0)
+    more = "" if seen.per_second is not None else "on average"
+    left = None
+    if job.total is not None and speed > 0 and job.state == "running":
+        left = max(0, report.total - report.finished) / speed
+    tiles = [
+        Tile("speed", rate(speed), more),
+        Tile("time left", "unknown" if left is None else duration(left), f"{duration(elapsed)} so far"),
+    ]
+    if seen.depth is not None:
+        depth = seen.depth
+        queued = depth.queued + depth.relayed
+        tiles.append(
+            Tile("in the lane", f"{count(queued)} queued", f"{count(depth.unacked - depth.relayed)} held by workers")
+        )
+    return tiles
+
+
+def _latency_tiles(seen: JobSeenNow) -> list[Tile]:
+    found = {one.percent: one.milliseconds for one in (seen.course.latencies if seen.course else ())}
+    if 50 not in found or 95 not in found:
+        return []
+    return [Tile("answers take", milliseconds(found[50]), f"95 % within {milliseconds(found[95])}")]
+
+
+def _cost_tiles(seen: JobSeenNow) -> list[Tile]:
+    job, report = seen.job, seen.report
+    cost = report.cost_usd
+    budget = job.spec.get("budget_usd")
+    of_budget = f"of a budget of {usd(budget)}" if isinstance(budget, (int, float)) else ""
+    tiles = [Tile("cost", usd_or_unknown(cost), of_budget or "no budget is set")]
+    if not job.state.final and cost is not None and report.finished and job.total is not None:
+        projected = cost * report.total / report.finished
+        if math.isfinite(projected) and projected > CENTS:
+            tiles.append(Tile("projected cost", usd(projected), "at the mean so far"))
+    return tiles
+
+
+def _tiers(seen: JobSeenNow) -> list[Tier]:
+    report = seen.report
+    rows = [
+        ("good", "succeeded at the first try", report.succeeded - report.succeeded_after_retry),
+        ("again", "succeeded after retry", report.succeeded_after_retry),
+        ("bad", "failed", report.dead),
+    ]
+    if open_ones := report.total - report.finished:
+        rows.append(("open", "not finished", open_ones))
+    return [Tier(kind, name, count(number), percent(number, report.total)) for kind, name, number in rows]
+
+
+def _reasons(seen: JobSeenNow) -> list[Reason]:
+    rows = list(seen.report.dead_by_reason.items())
+    most = max((number for _, number in rows), default=1)
+    return [
+        Reason(
+            reason,
+            count(number),
+            percent(number, seen.report.dead),
+            parts([("bad", number)], most),
+            FIXES.get(reason, ""),
+        )
+        for reason, number in rows[:REASONS_SHOWN]
+    ]
+
+
+def _latencies(seen: JobSeenNow) -> list[tuple[str, str]]:
+    latencies = seen.course.latencies if seen.course else ()
+    return [(f"{one.percent} %", milliseconds(one.milliseconds)) for one in latencies]
+
+
+def _lanes(seen: JobSeenNow) -> list[LaneRow]:
+    return [
+        LaneRow(
+            one_line(lane_name(one)),
+            count(one.documents),
+            f"{count(one.prompt_tokens)} in, {count(one.completion_tokens)} out",
+            usd_or_unknown(one.cost_usd),
+        )
+        for one in seen.report.cost_by_lane
+    ]
+
+
+def _effort(seen: JobSeenNow) -> list[str]:
+    report = seen.report
+    retried = retried_line(report.retried_by_reason)
+    lines = [
+        f"{count(report.calls)} calls",
+        *([] if retried is None else [retried]),
+        *batches_line(report.batches),
+        *(f"saved {amount} by {name}" for name, amount in saved_rows(report.saved)),
+        *twice_line(report),
+        *dict.fromkeys(made_with_line(one) for one in report.made_with),
+    ]
+    return [one_line(line, REASON_CHARS) for line in lines]
+
+
+def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
+    """What the job was submitted with, without what has no value."""
+    spec = seen.job.spec
+    rows = [("source", str(seen.job.source.get("uri") or seen.job.source.get("kind") or ""))]
+    rows += [
+        (name, f"{value:.6g}" if isinstance(value, float) else str(value))
+        for name, value in spec.items()
+        if _is_told(name, value)
+    ]
+    return [(name.replace("_", " "), one_line(value, OPTION_CHARS)) for name, value in rows if value]
+
+
+def _is_told(name: str, value: object) -> bool:
+    return value not in (None, "", False, [], {}) and name not in _HIDDEN_OPTIONS

@@ -1,0 +1,222 @@
+"""What can be looked at: jobs, one job, its dead letters and answers, workers, quotas, spending."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from penstock_gateway.dashboard import actions, sign_in
+from penstock_gateway.dashboard.answers import answered, sample
+from penstock_gateway.dashboard.job_view import job_view
+from penstock_gateway.dashboard.jobs_view import job_rows, page_links, place_in, tabs
+from penstock_gateway.dashboard.letter_pages import letter_page
+from penstock_gateway.dashboard.letters_view import GROUPED_MAX, groups, letter_rows
+from penstock_gateway.dashboard.one_job import head_of, job_of
+from penstock_gateway.dashboard.pages import page
+from penstock_gateway.dashboard.quotas_view import quota_rows
+from penstock_gateway.dashboard.spending_view import PERIODS, price_rows, spend_rows, total_of
+from penstock_gateway.dashboard.viewer import Viewer, viewer_with
+from penstock_gateway.dashboard.workers_view import lane_views
+from penstock_gateway.pages import assets
+from penstock_gateway.refused import Refused
+from penstock_ledger import Job, JobState, MadeWith, Provenance, letter_lines
+from penstock_producer.reporting.text import argument
+from penstock_producer.reporting.words import moment
+
+__all__ = ["router"]
+
+router = APIRouter(include_in_schema=False)
+router.include_router(assets.router)
+router.include_router(sign_in.router)
+
+JOBS_SHOWN: Final = 50
+LETTERS_SHOWN: Final = 50
+REASONS_SHOWN: Final = 12
+PRICED_JOBS: Final = 20  # the latest, whose prices are shown
+SEARCH_CHARS: Final = 200
+ID_CHARS: Final = 512
+
+Reader = Annotated[Viewer, Depends(viewer_with("read"))]
+
+
+@router.get("/")
+async def first() -> Response:
+    return RedirectResponse("/ui/jobs", 307)
+
+
+@router.get("/ui")
+async def short() -> Response:
+    return RedirectResponse("/ui/jobs", 307)
+
+
+@router.get("/ui/jobs")
+async def jobs(request: Request, viewer: Reader) -> Response:
+    given = request.query_params
+    state = given.get("state", "") if given.get("state") in set(JobState) else ""
+    search = given.get("q", "").strip()[:SEARCH_CHARS]
+
+    def read() -> dict[str, Any]:
+        desk = viewer.desk
+        found = desk.pages.page(
+            tenants=viewer.tenants,
+            states=[JobState(state)] if state else None,
+            search=search,
+            before=place_in(given.get("before", "")),
+            after=place_in(given.get("after", "")),
+            limit=JOBS_SHOWN,
+        )
+        newer, older = page_links(found, state, search)
+        return {
+            "rows": job_rows(found.jobs),
+            "newer": newer,
+            "older": older,
+            "tabs": tabs(desk.pages.states(viewer.tenants), state, search),
+        }
+
+    again = request.url.include_query_params(part="1")
+    return page(
+        "jobs_part.html.jinja" if given.get("part") else "jobs.html.jinja", viewer, request,
+        **await viewer.backend.run(read), state=state, search=search, filtered=bool(state or search),
+        live=f"{again.path}?{again.query}", read_at=moment(time.time()),
+    )  # fmt: skip
+
+
+@router.get("/ui/jobs/{job_id}")
+async def job(request: Request, viewer: Reader, job_id: str) -> Response:
+    found = await job_of(viewer, job_id)
+    seen = await viewer.backend.run(viewer.desk.look, found)
+    template = "job_part.html.jinja" if request.query_params.get("part") else "job.html.jinja"
+    said = actions.DONE.get(request.query_params.get("done", ""), "")
+    return page(template, viewer, request, job=job_view(seen), done=said)
+
+
+@router.get("/ui/jobs/{job_id}/letters")
+async def letters(request: Request, viewer: Reader, job_id: str) -> Response:
+    found = await job_of(viewer, job_id)
+    given = request.query_params
+    reason = given.get("reason") or None
+    after = _letter_place(given.get("after", ""))
+
+    def read() -> dict[str, Any]:
+        desk = viewer.desk
+        counts = desk.outcomes.counts(found.job_id)
+        whole = counts.dead_by_reason.get(reason, 0) if reason else counts.dead
+        shown = letter_lines(
+            desk.database, found.job_id, reason=reason, after=after, limit=LETTERS_SHOWN + 1
+        )  # one more says whether there are more
+        first = letter_lines(desk.database, found.job_id, reason=reason, limit=GROUPED_MAX)
+        lines = shown[:LETTERS_SHOWN]
+        return {
+            "job": head_of(found, counts.dead),
+            "total": counts.dead,
+            "reasons": sorted(counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0]))[:REASONS_SHOWN],
+            "groups": groups(first),
+            "grouped_of": GROUPED_MAX if whole > GROUPED_MAX else 0,
+            "rows": letter_rows(lines),
+            "after": _letters_after(found, reason, lines[-1]) if len(shown) > LETTERS_SHOWN else "",
+        }
+
+    said = actions.DONE.get(given.get("done", ""), "")
+    values = await viewer.backend.run(read)
+    return page("letters.html.jinja", viewer, request, **values, reason=reason, further=after is not None, done=said)
+
+
+@router.get("/ui/jobs/{job_id}/letter")
+async def letter(request: Request, viewer: Reader, job_id: str, doc: str = "") -> Response:
+    found = await job_of(viewer, job_id)
+    return await letter_page(request, viewer, found, doc[:ID_CHARS])
+
+
+@router.get("/ui/jobs/{job_id}/answers")
+async def answers(request: Request, viewer: Reader, job_id: str, doc: str = "") -> Response:
+    found = await job_of(viewer, job_id)
+    doc = doc.strip()[:ID_CHARS]
+
+    def read() -> dict[str, Any]:
+        desk = viewer.desk
+        head = head_of(found, desk.outcomes.counts(found.job_id).dead)
+        if doc:
+            outcome = desk.outcomes.get(found.job_id, doc)
+            return {"job": head, "documents": [] if outcome is None else [answered(outcome)], "why": ""}
+        some = sample(desk.database, found, viewer.backend.settings)
+        return {"job": head, "documents": some.documents, "why": some.why if some.documents else ""}
+
+    command = f"penstock results {argument(found.job_key)} -o results.jsonl{viewer.desk.in_state}"
+    return page("answers.html.jinja", viewer, request, **await viewer.backend.run(read), doc=doc, command=command)
+
+
+@router.get("/ui/workers")
+async def workers(request: Request, viewer: Reader) -> Response:
+    _for_operators(viewer)
+    seen, depths, answered_ = await viewer.backend.run(viewer.desk.fleet)
+    template = "workers_part.html.jinja" if request.query_params.get("part") else "workers.html.jinja"
+    read_at = moment(time.time())
+    return page(template, viewer, request, lanes=lane_views(seen, depths), answered=answered_, read_at=read_at)
+
+
+@router.get("/ui/quotas")
+async def quotas(request: Request, viewer: Reader) -> Response:
+    _for_operators(viewer)
+
+    def read() -> dict[str, Any]:
+        seen, causes, found = viewer.desk.quotas()
+        paused = viewer.desk.pages.page(states=[JobState.PAUSED], limit=JOBS_SHOWN)
+        now = time.time()
+        return {
+            "rows": quota_rows(seen, causes, now, viewer.desk.in_state),
+            "answered": found,
+            "paused": job_rows(paused.jobs, now),
+        }
+
+    template = "quotas_part.html.jinja" if request.query_params.get("part") else "quotas.html.jinja"
+    return page(template, viewer, request, **await viewer.backend.run(read), read_at=moment(time.time()))
+
+
+@router.get("/ui/spending")
+async def spending(request: Request, viewer: Reader) -> Response:
+    given = request.query_params.get("period", "")
+    period = given if given in PERIODS else "month"
+    words, seconds = PERIODS[period]
+    since = time.time() - seconds if seconds else 0.0
+
+    def read() -> dict[str, Any]:
+        desk = viewer.desk
+        spent = desk.spending.by_tenant(since, viewer.tenants)
+        made = list[MadeWith]()
+        for found, _ in desk.pages.page(tenants=viewer.tenants, limit=PRICED_JOBS).jobs:
+            made += islice(Provenance(desk.database).of(found.job_id), PRICED_JOBS)
+        return {
+            "rows": spend_rows(spent, "no tenant"),
+            "total": total_of(spent),
+            "lanes": spend_rows(desk.spending.by_lane(since, viewer.tenants), "without a lane"),
+            "prices": price_rows(made),
+        }
+
+    periods = [(name, told) for name, (told, _) in PERIODS.items()]
+    return page("spending.html.jinja", viewer, request, **await viewer.backend.run(read), periods=periods,
+                period=period, period_name=words)  # fmt: skip
+
+
+def _for_operators(viewer: Viewer) -> None:
+    """Workers and quotas are of the whole installation. Raises Refused."""
+    if not viewer.sees_all:
+        raise Refused(404, "There is no such page.", code="not_found")
+
+
+def _letter_place(text: str) -> tuple[int, str] | None:
+    generation, _, doc_id = text.partition("~")
+    return (int(generation), doc_id) if generation.isascii() and generation.isdigit() and len(generation) < 10 else None
+
+
+def _letters_after(job: Job, reason: str | None, last: Any) -> str:
+    chosen = f"reason={quote(reason, safe='')}&" if reason else ""
+    return f"/ui/jobs/{job.job_id}/letters?{chosen}after={quote(f'{last.generation}~{last.doc_id}', safe='')}"
+
+
+router.include_router(actions.router)  # behind the pages above: its last path stands for any action

@@ -1,0 +1,243 @@
+"""One call, from its checked body to its outcome: admitted, stored, queued, awaited, and stopped where its time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+from redis import RedisError
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.callers.caller import Caller
+from penstock_gateway.direct.answers import Answers, Outcome, outcomes_of
+from penstock_gateway.direct.fleet import Fleet
+from penstock_gateway.direct.open_jobs import CallJob, OpenJobs
+from penstock_gateway.direct.pushing import Pushing
+from penstock_gateway.direct.stopping import CALLER_GONE, TIMED_OUT, stop
+from penstock_gateway.direct.told import may_be_tried_again, timed_out
+from penstock_gateway.direct.waiting import Waiting, too_many
+from penstock_gateway.ids import new_id
+from penstock_gateway.refused import Refused
+from penstock_ledger import (
+    REDIS_CONNECT_TIMEOUT_S,
+    REDIS_TIMEOUT_S,
+    CallClaim,
+    Cause,
+    DoorCallStore,
+    JobClosed,
+    JobStore,
+    Meta,
+    OutcomeStore,
+    PushedCall,
+    RedisAddress,
+    RedisLedger,
+)
+from penstock_ledger.model import Result
+
+__all__ = ["Asked", "Calls", "Told"]
+
+Gone = Callable[[], Coroutine[Any, Any, None]]
+
+TRIES: Final = 3  # to find a job that is open: the hour may end between looking and writing
+IN_USE_RETRY_S: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a caller wants: one request, or several that are answered together."""
+
+    caller: Caller
+    endpoint: str
+    bodies: Sequence[dict[str, Any]]
+    timeout_s: float
+    key: str | None = None  # Idempotency-Key
+
+    @property
+    def model(self) -> str:
+        return str(self.bodies[0]["model"])
+
+    def digest(self) -> str:
+        """Of all that the key stands for."""
+        return hashlib.sha256(orjson.dumps([self.endpoint, list(self.bodies)], option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came of it: the outcome of each request, or None where there is none yet."""
+
+    job_id: str
+    name: str
+    outcomes: Sequence[Outcome | None]
+    begun: frozenset[int] = frozenset()  # requests without an outcome that a worker has begun
+    replayed: bool = False
+    late: Refused | None = None  # why outcomes are missing
+    took_s: float = field(default=0.0)
+
+    @property
+    def how(self) -> str:
+        """As the metric of calls has it; several prompts in one call have failed where one of them has."""
+        if self.replayed:
+            return "replayed"
+        if self.late is not None:
+            return "late"
+        return "answered" if all(isinstance(one, Result) for one in self.outcomes) else "failed"
+
+
+class Calls:
+    """Of one server. Belongs to the event loop."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._limits = backend.settings.gateway.direct
+        self._hot_ledger: RedisLedger | None = None
+        self._client = RedisAddress.parse(backend.settings.redis_url).connect(
+            socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
+        )
+        self.store = DoorCallStore(backend.database)
+        self._outcomes = OutcomeStore(backend.database)
+        self.jobs = JobStore(backend.database)
+        self.waiting = Waiting(self._limits)
+        self.answers = Answers(backend, self.store)
+        self._fleet = Fleet(backend, self._hot)
+        self._open = OpenJobs(backend)
+        self._pushing = Pushing(backend, self.store)
+
+    async def answered(self, asked: Asked, gone: Gone) -> Told:
+        """``gone`` waits until the caller hangs up. Raises Refused, and errors of the ledger."""
+        metrics = self._backend.metrics
+        with metrics.calls_waiting.track_inprogress(), metrics.call_seconds.time():
+            try:
+                told = await self._answered(asked, gone)
+            except Exception:
+                metrics.calls.labels("refused").inc()
+                raise
+        metrics.calls.labels(told.how).inc()
+        return told
+
+    async def _answered(self, asked: Asked, gone: Gone) -> Told:
+        claim = None
+        if asked.key is not None:
+            earlier = await self._earlier(asked, asked.key)
+            if isinstance(earlier, Told):
+                return earlier
+            claim = earlier
+        with self.waiting.room_for(asked.caller.tenant, len(asked.bodies)):
+            began = time.monotonic()
+            lane = await self._fleet.lane_for(asked.model, asked.endpoint)
+            told = await self._asked_of(asked, claim, lane, gone)
+            took_s = time.monotonic() - began
+            self.waiting.note(took_s)
+            return told
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def _earlier(self, asked: Asked, key: str) -> Told | CallClaim:
+        """What the key stands for already, or the claim to it. Raises Refused (409, 422)."""
+        tenant, digest = asked.caller.tenant, asked.digest()
+        claim = CallClaim(tenant, key, digest, self._limits.keep_answers_s)
+        found = await self._backend.run(self.store.find, tenant, key)
+        if found is None:
+            return claim
+        if found.request_digest != digest:
+            raise Refused(
+                422, "this Idempotency-Key was used for another request; choose a new one for each request",
+                code="idempotency_key_reused", param="Idempotency-Key",
+            )  # fmt: skip
+        doc_ids = _doc_ids(found.name, len(asked.bodies))
+        known = await self._backend.run(self.store.outcomes, found.job_id, doc_ids)
+        if len(known) < len(doc_ids):
+            raise _in_use()
+        if may_be_tried_again(known.values()):
+            return CallClaim(tenant, key, digest, self._limits.keep_answers_s, instead_of=found.name)
+        return Told(found.job_id, found.name, [known[doc_id] for doc_id in doc_ids], replayed=True)
+
+    async def _asked_of(self, asked: Asked, claim: CallClaim | None, lane: str, gone: Gone) -> Told:
+        name = new_id("req")
+        hot = await self._backend.run(self._hot) if self._hot_ledger is None else self._hot_ledger
+        for left in reversed(range(TRIES)):
+            job = await self._open.job_for(asked.caller.tenant, asked.endpoint, lane, hot)
+            if job.outstanding + len(asked.bodies) > self._limits.queued:
+                raise too_many(f"{job.outstanding} calls of yours are queued", self.waiting.retry_after_s)
+            documents = [
+                job.checker.check(doc_id, body)
+                for doc_id, body in zip(_doc_ids(name, len(asked.bodies)), asked.bodies, strict=True)
+            ]
+            try:
+                return await self._waited_for(asked, job, PushedCall(documents, name, claim), gone)
+            except JobClosed:
+                job.is_over = True
+                if not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _waited_for(self, asked: Asked, job: CallJob, call: PushedCall, gone: Gone) -> Told:
+        bodies = dict(call.documents)
+        began = time.monotonic()
+        with self.answers.awaited(job, bodies) as futures:
+            if not await self._pushing.push(job, call):
+                raise _in_use()
+            pending = asyncio.gather(*futures.values())
+            watch = asyncio.ensure_future(gone())
+            either: set[asyncio.Future[Any]] = {pending, watch}
+            try:
+                await asyncio.wait(either, timeout=asked.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                is_gone = watch.done()
+                watch.cancel()
+                if not pending.cancel() and not pending.cancelled():
+                    pending.exception()
+            try:
+                outcomes = outcomes_of(list(futures.values()))
+            except Refused:
+                await self._backend.run(self._stop, job, bodies, CALLER_GONE)
+                raise
+        took_s = time.monotonic() - began
+        missing = {doc_id: bodies[doc_id] for doc_id, one in zip(bodies, outcomes, strict=True) if one is None}
+        if not missing:
+            return Told(job.job_id, call.name, outcomes, took_s=took_s)
+        reason = CALLER_GONE if is_gone else TIMED_OUT
+        found, begun, causes = await self._backend.run(self._stop, job, missing, reason)
+        late = timed_out(asked.timeout_s, causes, begun=bool(begun))
+        outcomes = [one or _in_time(found.get(doc_id)) for doc_id, one in zip(bodies, outcomes, strict=True)]
+        numbers = frozenset(at for at, doc_id in enumerate(bodies) if doc_id in begun)
+        return Told(job.job_id, call.name, outcomes, numbers, late=late, took_s=took_s)
+
+    def _stop(
+        self, job: CallJob, missing: dict[str, bytes], reason: str
+    ) -> tuple[dict[str, Outcome], set[str], list[Cause]]:
+        hot = self._hot()
+        found, begun = stop(self._outcomes, self.store, hot, job, missing, reason)
+        try:
+            since = time.time() - self._limits.timeout_s
+            causes = [one for one in hot.failing.of(job.spec.provider, job.job_id) if one.last >= since]
+        except RedisError:
+            causes = []
+        return found, begun, causes
+
+    def _hot(self) -> RedisLedger:
+        """In a thread: the first time it reads the epoch."""
+        if self._hot_ledger is None:
+            self._hot_ledger = RedisLedger(self._client, Meta(self._backend.database).epoch())
+        return self._hot_ledger
+
+
+def _doc_ids(name: str, number: int) -> list[str]:
+    return [name] if number == 1 else [f"{name}-{at}" for at in range(number)]
+
+
+def _in_time(outcome: Outcome | None) -> Outcome | None:
+    """One that came at the last moment; what was written because it did not is none."""
+    return None if getattr(outcome, "reason", None) in (TIMED_OUT, CALLER_GONE) else outcome
+
+
+def _in_use() -> Refused:
+    return Refused(
+        409, "a request with this Idempotency-Key is under way; its answer is there for this key when it has ended",
+        code="idempotency_key_in_use", param="Idempotency-Key", headers={"retry-after": str(IN_USE_RETRY_S)},
+    )  # fmt: skip

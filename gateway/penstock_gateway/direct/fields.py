@@ -1,0 +1,202 @@
+"""What the body of a call may have: a list of fields for each endpoint, and no field that is not on it.
+
+A field that is passed on unseen may mean something to a server behind this one: where to send the request, or with which key.
+So everything that is not named here is refused by its name, inside messages and tools as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+from penstock_gateway.refused import Refused
+from penstock_gateway.settings import DirectFields
+from penstock_producer.job.params import params_of
+
+__all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "checked_body", "invalid", "unsupported"]
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+EMBEDDINGS: Final = "/v1/embeddings"
+
+MODEL_CHARS: Final = 512  # as long as a job's model may be
+MESSAGES_MAX: Final = 2_048
+PARTS_MAX: Final = 512  # of one message
+INPUTS_MAX: Final = 2_048  # of one call for embeddings, as OpenAI has it
+TOOLS_MAX: Final = 128  # as OpenAI has it
+METADATA_MAX: Final = 16  # pairs, as OpenAI has it, as the next two
+METADATA_KEY_CHARS: Final = 64
+METADATA_VALUE_CHARS: Final = 512
+SHOWN_CHARS: Final = 80  # of a name in an error
+
+_SAMPLING: Final = {
+    "model", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "max_tokens", "n", "seed", "stop", "stream",
+    "temperature", "top_p", "user",
+}  # fmt: skip
+_FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    CHAT: frozenset({
+        *_SAMPLING, "messages", "audio", "function_call", "functions", "max_completion_tokens", "metadata", "modalities",
+        "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
+        "response_format", "safety_identifier", "service_tier", "store", "tool_choice", "tools", "top_logprobs", "verbosity",
+        "web_search_options",
+    }),
+    COMPLETIONS: frozenset({*_SAMPLING, "prompt", "best_of", "echo", "suffix"}),
+    EMBEDDINGS: frozenset({"model", "input", "dimensions", "encoding_format", "user"}),
+}  # fmt: skip
+_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+# Inside messages, tools and the like: everything that OpenAI's API has there.
+_NESTED: Final = frozenset({
+    "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "annotations", "reasoning_content",
+    "type", "text", "image_url", "input_audio", "file", "url", "detail", "data", "format", "file_data", "file_id", "filename",
+    "id", "index", "function", "arguments", "custom", "input", "description", "parameters", "strict", "grammar", "definition",
+    "syntax", "json_schema", "schema", "voice", "mode", "tools", "allowed_tools", "search_context_size", "user_location",
+    "approximate", "city", "country", "region", "timezone", "cache_control",
+})  # fmt: skip
+_FREE: Final = frozenset(
+    {"parameters", "schema", "logit_bias", "metadata"}
+)  # JSON schemas, and names of the caller's own
+_CAPPED: Final = ("max_tokens", "max_completion_tokens")
+
+
+def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) -> dict[str, Any]:
+    """The body as it is sent. Raises Refused (400), which names the field."""
+    _check_names(given, _FIELDS[endpoint] | set(limits.extra_fields), endpoint)
+    if given.get("stream"):
+        raise unsupported("stream", "answers are stored before they are sent, so none is streamed: leave `stream` out")
+    body = {name: value for name, value in given.items() if name != "stream"}
+    _check_model(body.get("model"))
+    if endpoint == CHAT:
+        _check_messages(body.get("messages"))
+    else:
+        name = "prompt" if endpoint == COMPLETIONS else "input"
+        _check_inputs(body.get(name), name)
+    _check_values(body, endpoint, limits)
+    _check_nested(
+        {name: value for name, value in body.items() if name not in _FREE}, set(limits.extra_fields) | body.keys()
+    )
+    return body
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> Refused:
+    return Refused(400, f"Invalid {param!r}: {message}", code=code, param=param)
+
+
+def unsupported(param: str, message: str) -> Refused:
+    return Refused(400, f"Unsupported parameter {param!r}: {message}", code="unsupported_parameter", param=param)
+
+
+def _check_names(given: Mapping[str, Any], known: Collection[str], endpoint: str) -> None:
+    for name in given:
+        if name not in known:
+            raise unsupported(name[:SHOWN_CHARS], f"{endpoint} does not take it here")
+
+
+def _check_model(model: object) -> None:
+    if model is None:
+        raise Refused(400, "You must provide a model parameter.", code="missing_required_parameter", param="model")
+    if not isinstance(model, str) or not 0 < len(model) <= MODEL_CHARS or not model.isprintable():
+        raise invalid("model", f"give the name of a model, 1 to {MODEL_CHARS} printable characters")
+
+
+def _check_messages(messages: object) -> None:
+    if messages is None:
+        raise Refused(
+            400, "Missing required parameter: 'messages'.", code="missing_required_parameter", param="messages"
+        )
+    if not isinstance(messages, list) or not 0 < len(messages) <= MESSAGES_MAX:
+        raise invalid("messages", f"give a list of 1 to {MESSAGES_MAX} messages")
+    for at, message in enumerate(messages):
+        _check_message(message, f"messages[{at}]")
+
+
+def _check_message(message: object, at: str) -> None:
+    if not isinstance(message, dict):
+        raise invalid(at, "a message is an object", "invalid_type")
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES:
+        raise invalid(f"{at}.role", f"give one of {', '.join(sorted(_ROLES))}")
+    if content is None:
+        if role == "assistant" and any(
+            message.get(name) for name in ("tool_calls", "function_call", "refusal", "audio")
+        ):
+            return
+        raise invalid(f"{at}.content", "give text, or a list of parts", "invalid_type")
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list) or not 0 < len(content) <= PARTS_MAX:
+        raise invalid(f"{at}.content", f"give text, or a list of 1 to {PARTS_MAX} parts", "invalid_type")
+    for part_at, part in enumerate(content):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise invalid(f"{at}.content[{part_at}]", "a part is an object with a `type`", "invalid_type")
+
+
+def _check_inputs(given: object, name: str) -> None:
+    """Text, texts, tokens, or lists of tokens."""
+    if given is None:
+        raise Refused(400, f"Missing required parameter: {name!r}.", code="missing_required_parameter", param=name)
+    if isinstance(given, str):
+        if not given:
+            raise invalid(name, "it is empty")
+        return
+    if not isinstance(given, list) or not given:
+        raise invalid(name, "give text, or a list of texts or tokens", "invalid_type")
+    if all(map(_is_token, given)):
+        return
+    if len(given) > INPUTS_MAX:
+        raise invalid(name, f"it has {len(given)} entries; at most {INPUTS_MAX} may be sent at once")
+    for at, one in enumerate(given):
+        is_tokens = isinstance(one, list) and one and all(map(_is_token, one))
+        if not is_tokens and not (isinstance(one, str) and one):
+            raise invalid(f"{name}[{at}]", "give text that is not empty, or a list of tokens", "invalid_type")
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _check_values(body: Mapping[str, Any], endpoint: str, limits: DirectFields) -> None:
+    known = params_of(endpoint) or {}
+    for name, value in body.items():
+        fault = known[name].fault(value) if name in known else None
+        if fault is not None:
+            raise invalid(name, fault[1], fault[0])
+    for name in _CAPPED:
+        if (body.get(name) or 0) > limits.max_tokens:
+            raise invalid(name, f"{body[name]} is above {limits.max_tokens}, the most that this server takes")
+    for name in ("n", "best_of"):
+        if (body.get(name) or 0) > limits.max_n:
+            raise invalid(name, f"{body[name]} is above {limits.max_n}, the most that this server takes")
+    for name in ("tools", "functions"):
+        if len(body.get(name) or ()) > TOOLS_MAX:
+            raise invalid(name, f"there are {len(body[name])}; at most {TOOLS_MAX} may be sent")
+    _check_metadata(body.get("metadata"))
+
+
+def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
+    for at, (key, value) in enumerate((metadata or {}).items()):
+        if at >= METADATA_MAX:
+            raise invalid("metadata", f"it has more than {METADATA_MAX} pairs")
+        if len(key) > METADATA_KEY_CHARS or not isinstance(value, str) or len(value) > METADATA_VALUE_CHARS:
+            why = f"a key has at most {METADATA_KEY_CHARS} characters, and its value is text of at most {METADATA_VALUE_CHARS}"
+            raise invalid(f"metadata.{key[:METADATA_KEY_CHARS]}", why, "invalid_type")
+
+
+def _check_nested(body: Mapping[str, Any], top: Collection[str]) -> None:
+    """Raises Refused for a name that OpenAI's API does not have inside the fields of a call. Depth is bounded by the parser."""
+    for path, name in _names_below(body, ""):
+        if name not in _NESTED and name not in top:
+            raise unsupported(f"{path}.{name}"[:SHOWN_CHARS], "it is not known there")
+
+
+def _names_below(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    waiting = [(path, value)]
+    while waiting:
+        at, one = waiting.pop()
+        if isinstance(one, list):
+            waiting += [(f"{at}[{number}]", each) for number, each in enumerate(one) if isinstance(each, dict | list)]
+        elif isinstance(one, dict):
+            for name, each in one.items():
+                if at:
+                    yield at, name
+                if name not in _FREE and isinstance(each, dict | list):
+                    waiting.append((f"{at}.{name}" if at else name, each))

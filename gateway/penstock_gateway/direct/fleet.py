@@ -1,0 +1,82 @@
+"""Which lane takes a call: looked up in what workers say of themselves, so that a call that no one would answer is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from redis import RedisError
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.refused import Refused
+from penstock_ledger import RedisLedger, WorkerSeen
+from penstock_producer.feed.served import ALIVE_S, serving_of
+from penstock_producer.job.lanes import has_own_model
+
+__all__ = ["Fleet"]
+
+FRESH_S: Final = 1.0  # a look this old is used as it is,
+STALE_S: Final = 10.0  # one this old while the next look is on its way, and no older one
+RETRY_AFTER_S: Final = 5  # a worker that is started needs about as long
+
+
+class Fleet:
+    """What workers are there, looked at when a call comes and at most once a second. Belongs to the event loop."""
+
+    def __init__(self, backend: Backend, hot: Callable[[], RedisLedger]) -> None:
+        self._backend = backend
+        self._hot = hot
+        self._workers: Sequence[WorkerSeen] = ()
+        self._looked_at = float("-inf")
+        self._look: asyncio.Task[None] | None = None
+
+    async def lane_for(self, model: str, endpoint: str) -> str:
+        """Raises Refused: 404 for a model that is not served, 503 where no worker lives, or where Redis does not answer."""
+        age_s = time.monotonic() - self._looked_at
+        if age_s > FRESH_S and (self._look is None or self._look.done()):
+            self._look = asyncio.create_task(self._look_now(), name="look at workers")
+        if age_s > STALE_S and self._look is not None:
+            await asyncio.shield(self._look)
+        return self._chosen(model, endpoint)
+
+    async def _look_now(self) -> None:
+        try:
+            self._workers = await self._backend.run(lambda: self._hot().workers())
+            self._looked_at = time.monotonic()
+        except RedisError:  # the age of the last look says the rest
+            pass
+
+    def _chosen(self, model: str, endpoint: str) -> str:
+        if time.monotonic() - self._looked_at > STALE_S:
+            raise _unavailable("Redis does not answer", "service_unavailable")
+        settings = self._backend.settings
+        direct = settings.gateway.direct
+        served, loading, unfit = [], False, ""
+        for lane in direct.lanes:
+            if (why := settings.refused_endpoint(direct.provider, endpoint, lane)) is not None:
+                unfit = unfit or f", and the provider cannot be asked: {why.rstrip('.')}"
+                continue
+            if not has_own_model(lane):
+                if any(one.info.get("lane") == lane and one.seconds_ago < ALIVE_S for one in self._workers):
+                    return lane
+                continue
+            serving = serving_of(self._workers, lane)
+            if serving.serves(model):
+                return lane
+            loading = loading or serving.loads(model)
+            served += [one.shown for one in serving.models()]
+        if loading:
+            raise _unavailable(f"a worker is loading the model {model[:80]!r}", "model_loading")
+        if not served:
+            raise _unavailable(f"no worker is there for {endpoint}{unfit}", "no_worker")
+        raise Refused(
+            404, f"The model {model[:80]!r} does not exist here; served are: {', '.join(sorted(set(served))[:20])}",
+            code="model_not_found", param="model",
+        )  # fmt: skip
+
+
+def _unavailable(why: str, code: str) -> Refused:
+    headers = {"retry-after": str(RETRY_AFTER_S)}
+    return Refused(503, f"{why}; try again in some seconds", code=code, kind="server_error", headers=headers)

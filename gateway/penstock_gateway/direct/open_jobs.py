@@ -1,0 +1,164 @@
+"""The open job that a call belongs to: one for each tenant, endpoint, provider, lane and hour, shared by all doors of a fleet.
+
+A job of an hour that is over gets no more documents and is closed, so that it completes, is reported and kept like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis import RedisError
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.direct.waiting import too_many
+from penstock_gateway.refused import Refused
+from penstock_ledger import DoorCallStore, JobConflict, JobStore, RedisLedger
+from penstock_ledger.model import Job, JobState
+from penstock_producer.documents import DocumentChecker
+from penstock_producer.feed.beside import GENERATION, FeedBeside
+from penstock_producer.job.spec import JobSpec
+
+__all__ = ["KEY_PREFIX", "CallJob", "OpenJobs", "hour_of"]
+
+KEY_PREFIX: Final = "direct/"
+HOUR_S: Final = 3_600
+NAMES_TRIED: Final = 8  # of one hour: a job may have been cancelled, or be another tenant's own of that name
+KEPT: Final = 1_000  # tenants times endpoints that call at a time
+FRESH_S: Final = 1.0  # the state of a job is looked at anew after this, while calls go on with the one that was seen
+TENANT_CHARS: Final = 64
+PAUSED_RETRY_S: Final = 30
+THROTTLED: Final = ("rate_limited", "daily_limit", "slow_down")  # words that the reason of a pause begins with
+
+
+@dataclass(slots=True)
+class CallJob:
+    """An open job, with what makes documents of it."""
+
+    job: Job
+    spec: JobSpec
+    checker: DocumentChecker
+    beside: FeedBeside
+    hot: RedisLedger
+    hour: int
+    looked_at: float  # monotonic
+    outstanding: int = 0  # queued or with a worker, of all doors, as of the last look
+    is_over: bool = False  # it was closed or cancelled: the next call goes to another one
+
+    @property
+    def job_id(self) -> str:
+        return self.job.job_id
+
+
+class OpenJobs:
+    """Belongs to the event loop; SQL is asked in threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._jobs = JobStore(backend.database)
+        self._known: dict[tuple[str | None, str, str], CallJob] = {}
+        self._opening = asyncio.Lock()
+        self._looks: set[asyncio.Task[None]] = set()
+
+    async def job_for(self, tenant: str | None, endpoint: str, lane: str, hot: RedisLedger) -> CallJob:
+        """Raises Refused (429, 503) where the job is paused, and errors of the ledger."""
+        name, hour = (tenant, endpoint, lane), hour_of(time.time())
+        found = self._known.get(name)
+        if found is None or found.hour != hour or found.is_over:
+            async with self._opening:
+                found = self._known.get(name)
+                if found is None or found.hour != hour or found.is_over:
+                    found = await self._backend.run(self._open, tenant, endpoint, lane, hour, hot)
+                    self._keep(name, found)
+        elif time.monotonic() - found.looked_at > FRESH_S:
+            found.looked_at = time.monotonic()
+            look = asyncio.create_task(self.look(found))
+            self._looks.add(look)
+            look.add_done_callback(self._looked)
+        refuse_stopped(found.job)
+        return found
+
+    async def look(self, known: CallJob) -> None:
+        """See how the job is now."""
+        known.job, known.outstanding = await self._backend.run(self._look_at, known)
+        known.looked_at = time.monotonic()
+        known.is_over = known.job.total is not None or known.job.state not in (JobState.RUNNING, JobState.PAUSED)
+
+    def _look_at(self, known: CallJob) -> tuple[Job, int]:
+        job = self._jobs.get(known.job_id)
+        try:
+            return job, known.hot.outstanding(job.job_id, GENERATION)
+        except RedisError:  # calls find that out by themselves
+            return job, 0
+
+    def _looked(self, look: asyncio.Task[None]) -> None:
+        self._looks.discard(look)
+        if not look.cancelled():
+            look.exception()  # a database that does not answer refuses the call itself
+
+    def _keep(self, name: tuple[str | None, str, str], found: CallJob) -> None:
+        self._known.pop(name, None)
+        self._known[name] = found
+        while len(self._known) > KEPT:
+            self._known.pop(next(iter(self._known)))
+
+    def _open(self, tenant: str | None, endpoint: str, lane: str, hour: int, hot: RedisLedger) -> CallJob:
+        settings = self._backend.settings
+        direct = settings.gateway.direct
+        given: dict[str, Any] = {
+            "lane": lane, "endpoint": endpoint, "provider": direct.provider, "tenant": tenant, "priority": "urgent",
+            "max_attempts": direct.max_attempts,
+        }  # fmt: skip
+        key = "/".join(
+            (KEY_PREFIX + _named(tenant), endpoint.removeprefix("/v1/").replace("/", "."), direct.provider, lane)
+        )
+        for number in range(1, NAMES_TRIED + 1):
+            last = time.strftime("%Y-%m-%dT%H", time.gmtime(hour * HOUR_S)) + (f".{number}" if number > 1 else "")
+            try:
+                opened = self._backend.producer.open_job(given, job_key=f"{key}/{last}", awaited=True)
+            except JobConflict:  # the settings have changed in this hour
+                continue
+            job = opened.job
+            if job.total is None and job.state in (JobState.RUNNING, JobState.PAUSED):
+                spec = JobSpec.accepted(job.spec)
+                checker = DocumentChecker(spec, settings.max_line_bytes, settings.max_body_bytes)
+                return CallJob(job, spec, checker, FeedBeside(job, spec, hot), hot, hour, time.monotonic())
+        raise Refused(503, "the jobs of this hour were all cancelled; ask the operator", code="service_unavailable")
+
+
+def hour_of(now: float) -> int:
+    return int(now // HOUR_S)
+
+
+def close_old(store: DoorCallStore, jobs: JobStore, grace_s: float) -> int:
+    """Close the jobs of hours that are over; returns how many. Any door may do it, and several at once."""
+    before = hour_of(time.time() - grace_s)
+    old = [job_id for job_id, _, created_at in store.open_jobs(KEY_PREFIX) if hour_of(created_at) < before]
+    for job_id in old:
+        jobs.close(job_id)
+    return len(old)
+
+
+def refuse_stopped(job: Job) -> None:
+    """Raises Refused for a job that takes nothing on now."""
+    if job.state is not JobState.PAUSED:
+        return
+    wait_s = PAUSED_RETRY_S if job.resume_at is None else max(1, round(job.resume_at - time.time()))
+    if (job.reason or "").startswith(THROTTLED):
+        raise too_many("the provider has asked this server to wait", wait_s)
+    raise Refused(
+        503, "calls are paused, for a reason that the operator sees at the job", code="paused", kind="server_error",
+        headers={"retry-after": str(wait_s), "x-penstock-job": job.job_id},
+    )  # fmt: skip
+
+
+def _named(tenant: str | None) -> str:
+    """A tenant in the key of a job; one with characters that keys do not have, or a slash, by its digest."""
+    if tenant is None:
+        return "-"
+    if len(tenant) <= TENANT_CHARS and "/" not in tenant:
+        return tenant
+    return hashlib.sha256(tenant.encode()).hexdigest()[:32]

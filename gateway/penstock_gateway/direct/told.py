@@ -1,0 +1,91 @@
+"""What a caller is answered for an outcome: the provider's answer as it came, or its refusal, with its own status where it had
+one that is the caller's business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import orjson
+
+from penstock_gateway.direct.answers import Outcome
+from penstock_gateway.direct.stopping import CALLER_GONE, TIMED_OUT
+from penstock_gateway.refused import Refused
+from penstock_ledger import Cause
+from penstock_ledger.model import DeadLetter
+from penstock_ledger.redaction import redact
+
+__all__ = ["MAY_BE_TRIED_AGAIN", "refused_for_letter", "timed_out"]
+
+WORDS_CHARS: Final = 500
+RETRY_AFTER_S: Final = 5
+MAY_BE_TRIED_AGAIN: Final = frozenset({408, 409, 425, 429})
+_OURS: Final = frozenset({401, 402, 403, 407})  # about the account of this server, not about the request
+_THROTTLED: Final = frozenset({"rate_limited", "daily_limit", "slow_down"})
+_BY_REASON: Final[dict[str, tuple[int, str]]] = {
+    TIMED_OUT: (504, "request_timeout"),
+    CALLER_GONE: (504, "request_timeout"),
+    "timeout": (504, "provider_timeout"),
+    "content_filter": (400, "content_filter"),
+    "worker_crashed": (500, "worker_crashed"),
+    "cancelled": (503, "job_cancelled"),
+}
+
+
+def refused_for_letter(letter: DeadLetter) -> Refused:
+    """A dead letter as an error: the provider's own, or the reason in words."""
+    status, code = _status_of(letter)
+    said = _said_by_provider(letter) if status == letter.status_code else {}
+    message = said.get("message") or f"{letter.reason}: {letter.last_error}"
+    headers = {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+    if status == 504:
+        headers["x-should-retry"] = "false"  # the clients of OpenAI would wait as long again, twice
+    return Refused(
+        status, redact(message[:WORDS_CHARS]), code=said.get("code") or code, param=said.get("param"),
+        kind=said.get("type") or ("rate_limit_error" if status == 429 else "invalid_request_error"), headers=headers,
+    )  # fmt: skip
+
+
+def may_be_tried_again(outcomes: Iterable[Outcome]) -> bool:
+    """Whether all of them failed by something that may be over by now."""
+    return all(
+        isinstance(one, DeadLetter) and ((status := _status_of(one)[0]) >= 500 or status in MAY_BE_TRIED_AGAIN)
+        for one in outcomes
+    )
+
+
+def timed_out(timeout_s: float, causes: Iterable[Cause], *, begun: bool) -> Refused:
+    """The caller's time is over: why, as far as workers have said what fails at the provider."""
+    failing = next(iter(causes), None)
+    if failing is not None and failing.name in _THROTTLED:
+        return Refused(
+            429, f"the provider limits this server's requests ({failing.name}), and the call had no answer in {timeout_s:g} s",
+            code="rate_limit_exceeded", kind="rate_limit_error", headers={"retry-after": str(RETRY_AFTER_S)},
+        )  # fmt: skip
+    why = f"; lately calls fail: {failing.name}" if failing is not None else ""
+    what = "it had begun, and its answer is kept" if begun else "it had not begun, and was not paid for"
+    return Refused(
+        504, f"the call had no answer in {timeout_s:g} s: {what}{why}", code="request_timeout", kind="server_error",
+        headers={"x-should-retry": "false"},
+    )  # fmt: skip
+
+
+def _status_of(letter: DeadLetter) -> tuple[int, str]:
+    if letter.reason in _BY_REASON:
+        return _BY_REASON[letter.reason]
+    status = letter.status_code
+    if status is not None and 400 <= status < 500 and status not in _OURS:
+        return status, letter.reason
+    return 502, letter.reason
+
+
+def _said_by_provider(letter: DeadLetter) -> dict[str, Any]:
+    """Its error envelope, of OpenAI's shape; what of it is no text is left out."""
+    try:
+        said = orjson.loads(letter.response or b"")
+    except orjson.JSONDecodeError:
+        return {}
+    error = said.get("error") if isinstance(said, dict) else None
+    if not isinstance(error, dict):
+        return {}
+    return {name: error[name] for name in ("message", "type", "code", "param") if isinstance(error.get(name), str)}

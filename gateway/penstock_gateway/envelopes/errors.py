@@ -1,0 +1,180 @@
+"""What an exception of the producer, the ledger or the framework is for a caller: the one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from penstock_gateway.refused import INVALID_REQUEST, Refused
+from penstock_ledger import (
+    BatchLost,
+    DatabaseUnavailable,
+    DatabaseUnusable,
+    FeedLost,
+    FilesTaken,
+    JobClosed,
+    JobConflict,
+    JobError,
+    JobNotFound,
+    JobNotReplayable,
+    LedgerError,
+    NothingToReplay,
+    OutcomesHeldBack,
+    PenstockError,
+    PlaceLost,
+    RedisForgot,
+    RedisUnfit,
+    ScheduleExists,
+    ScheduleNotFound,
+    SchemaError,
+    SchemaMissing,
+    SchemaTooNew,
+    SpoolConflict,
+    TablesInUse,
+    TooManySchedules,
+)
+from penstock_producer import (
+    ContentError,
+    InvalidDocument,
+    JobCancelled,
+    ProducerError,
+    ScheduleError,
+    SettingsError,
+    SinkError,
+    SinkTaken,
+    SinkUnfit,
+    SourceChanged,
+    SourceError,
+    SourceForbidden,
+    SourceUnavailable,
+    SpecError,
+    TemplateError,
+    TooManyBadRows,
+)
+
+__all__ = ["ERRORS", "refused_for"]
+
+RETRY_AFTER_S: Final = 5
+PROBLEMS_MAX: Final = 100  # that one answer lists; a spec has fewer fields
+
+
+class Row(NamedTuple):
+    status: int
+    code: str  # for programs
+
+
+_AWAY: Final = Row(503, "service_unavailable")
+_FAULT: Final = Row(500, "internal_error")  # of the server's operator
+
+# Every error that the producer and the ledger export; of others that are derived from them, the nearest counts.
+ERRORS: Final[Mapping[type[PenstockError], Row]] = {
+    SpecError: Row(400, "invalid_value"),
+    TemplateError: Row(400, "invalid_value"),
+    ContentError: Row(400, "invalid_content"),
+    SourceError: Row(400, "invalid_source"),
+    SourceUnavailable: Row(400, "source_unavailable"),
+    SourceForbidden: Row(400, "source_forbidden"),
+    SourceChanged: Row(409, "source_changed"),
+    TooManyBadRows: Row(400, "too_many_bad_rows"),
+    InvalidDocument: Row(400, "invalid_document"),
+    SinkError: Row(400, "invalid_sink"),
+    SinkUnfit: Row(400, "invalid_sink"),
+    SinkTaken: Row(409, "sink_taken"),
+    ScheduleError: Row(400, "invalid_schedule"),
+    PlaceLost: Row(400, "invalid_cursor"),
+    JobNotFound: Row(404, "not_found"),
+    ScheduleNotFound: Row(404, "not_found"),
+    JobError: Row(409, "job_conflict"),
+    JobConflict: Row(409, "job_conflict"),
+    JobClosed: Row(409, "job_closed"),
+    JobCancelled: Row(409, "job_cancelled"),
+    JobNotReplayable: Row(409, "not_replayable"),
+    NothingToReplay: Row(409, "nothing_to_replay"),
+    SpoolConflict: Row(409, "document_conflict"),
+    FilesTaken: Row(409, "files_taken"),
+    ScheduleExists: Row(409, "schedule_exists"),
+    TooManySchedules: Row(409, "too_many_schedules"),
+    OutcomesHeldBack: _AWAY,
+    DatabaseUnavailable: _AWAY,
+    RedisForgot: _AWAY,
+    TablesInUse: _AWAY,
+    # None of these is for a caller to change.
+    BatchLost: _FAULT,
+    FeedLost: _FAULT,
+    RedisUnfit: _FAULT,
+    DatabaseUnusable: _FAULT,
+    SchemaError: _FAULT,
+    SchemaMissing: _FAULT,
+    SchemaTooNew: _FAULT,
+    SettingsError: _FAULT,
+    LedgerError: _FAULT,
+    ProducerError: _FAULT,
+    PenstockError: _FAULT,
+}
+
+
+def refused_for(error: Exception) -> Refused:
+    """What the caller is answered."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, PenstockError):
+        return _of_penstock(error)
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error.errors())
+    if isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, HTTPStatus.NOT_FOUND.phrase):
+        return Refused(404, "Nothing is served at this address: GET /openapi.json lists what is.", code="unknown_url")
+    if isinstance(error, HTTPException):
+        return Refused(error.status_code, str(error.detail), headers=error.headers)
+    return Refused(500, "the server has failed at this request; its log says more", code="internal_error")
+
+
+def _of_penstock(error: PenstockError) -> Refused:
+    status, code = next(ERRORS[kind] for kind in type(error).__mro__ if kind in ERRORS)
+    if status == 500:
+        return Refused(500, "the server cannot do this now; its log says why", code=code)
+    if status == 503:
+        headers = {"retry-after": str(RETRY_AFTER_S)}
+        return Refused(503, "a server behind this one does not answer; try again", code=code, headers=headers)
+    if isinstance(error, SpecError) and error.problems:
+        first = error.problems[0]
+        return Refused(400, error.public_message, code=first.code, param=_dotted(first.pointer), problems=_told(error))
+    if isinstance(error, ContentError):
+        return Refused(400, error.public_message, code=error.code)
+    if isinstance(error, JobNotFound):
+        return Refused(404, f"No such job: {error.name[:80]!r}", code=code, param="job")
+    return Refused(status, error.public_message, code=code)
+
+
+def _told(error: SpecError) -> list[dict[str, str]]:
+    """Each problem; without the value that was seen where that may be a prompt or a part of a document."""
+    return [
+        {
+            "code": problem.code,
+            "pointer": problem.pointer,
+            "message": problem.message if problem.public_message == str(problem) else "the value is refused",
+            "fix": problem.fix,
+        }
+        for problem in error.problems[:PROBLEMS_MAX]
+    ]
+
+
+def _dotted(pointer: str) -> str | None:
+    return ".".join(pointer.split("/")[1:]) or None
+
+
+def _of_validation(faults: Any) -> Refused:
+    """The first field that the framework refuses, without the value that was given."""
+    first = faults[0] if faults else {}
+    place = [str(part) for part in first.get("loc", ())]
+    param = ".".join(place[1:]) or None
+    if first.get("type") == "json_invalid":
+        return Refused(400, "The body is not valid JSON.", code="invalid_json")
+    code = "missing_required_parameter" if first.get("type") == "missing" else "invalid_value"
+    where = f"{param}: " if param else ""
+    return Refused(
+        400, f"{where}{first.get('msg', 'the request is not valid')}", code=code, param=param, kind=INVALID_REQUEST
+    )

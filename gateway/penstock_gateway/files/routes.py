@@ -1,0 +1,154 @@
+"""`/v1/files`, as OpenAI's clients know it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.callers.caller import Caller, caller_with
+from penstock_gateway.callers.rows import whose
+from penstock_gateway.files.ranges import NoSuchRange, Span, asked_span
+from penstock_gateway.files.store import FileReader, FileStore
+from penstock_gateway.files.uploads import uploaded
+from penstock_gateway.refused import Refused, not_found
+from penstock_ledger import DoorFile
+
+router = APIRouter(tags=["files"])
+
+PAGE_MAX: Final = 10_000  # as at OpenAI, where it is the default, too
+READ_TOGETHER: Final = 1024 * 1024  # bytes of a file in memory, of one download
+
+Reads = Annotated[Caller, Depends(caller_with("read"))]
+Writes = Annotated[Caller, Depends(caller_with("write"))]
+
+
+@router.post("/v1/files")
+async def create_file(request: Request, caller: Writes) -> dict[str, Any]:
+    """Upload a file: a form with `file` and `purpose`, and `expires_after[anchor]` and `expires_after[seconds]` where it should
+    go by itself."""
+    backend = backend_of(request)
+    file = await uploaded(request, backend, _store(backend), caller.tenant)
+    backend.metrics.uploads.inc()
+    backend.metrics.uploaded.inc(file.bytes)
+    return shown(file)
+
+
+@router.get("/v1/files")
+async def list_files(
+    request: Request,
+    caller: Reads,
+    purpose: Annotated[str | None, Query(max_length=64)] = None,
+    after: Annotated[str | None, Query(max_length=128)] = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX,
+    order: Literal["asc", "desc"] = "desc",
+) -> dict[str, Any]:
+    """The caller's files, by the time they were made; those that batches wrote are among them."""
+    backend = backend_of(request)
+    purposes = None if purpose is None else [purpose]
+    page = await backend.run(
+        _store(backend).rows.page,
+        whose(caller),
+        limit=limit,
+        after=after,
+        newest_first=order == "desc",
+        purposes=purposes,
+    )
+    if page is None:
+        raise Refused(400, "'after' is not the id of a file that was listed", code="invalid_value", param="after")
+    files = [shown(file) for file in page.files]
+    ends = {"first_id": files[0]["id"], "last_id": files[-1]["id"]} if files else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": files, **ends, "has_more": page.has_more}
+
+
+@router.get("/v1/files/{file_id}")
+async def retrieve_file(request: Request, caller: Reads, file_id: str) -> dict[str, Any]:
+    """What is known of one file."""
+    return shown(await _found(backend_of(request), caller, file_id))
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete_file(request: Request, caller: Writes, file_id: str) -> dict[str, Any]:
+    """Remove a file and its bytes. 409 for the input of a batch or job that has not ended."""
+    backend = backend_of(request)
+    store = _store(backend)
+    file = await _found(backend, caller, file_id)
+    if not await backend.run(store.delete, file, whose(caller)):
+        reader = await backend.run(store.rows.in_use, file_id)
+        if reader is None:
+            raise not_found("File object", file_id)
+        what = "Job" if reader.startswith("job_") else "Batch"
+        raise Refused(
+            409, f"{what} {reader} is at work on this file; cancel it, or delete the file when it has ended.", code="file_in_use",
+            param="file_id",
+        )  # fmt: skip
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
+@router.api_route("/v1/files/{file_id}/content", methods=["GET", "HEAD"], response_class=Response)
+async def file_content(request: Request, caller: Reads, file_id: str) -> Response:
+    """The bytes of a file, or a range of them."""
+    backend = backend_of(request)
+    file = await _found(backend, caller, file_id)
+    etag = f'"{file.sha256}"'
+    headers = {
+        "etag": etag, "accept-ranges": "bytes", "x-content-type-options": "nosniff",
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
+    }  # fmt: skip
+    if request.headers.get("if-none-match", "").strip() == etag:
+        return Response(status_code=304, headers=headers)
+    span = _span(request, file, etag)
+    status, first, after = (200, 0, file.bytes) if span is None else (206, *span)
+    if span is not None:
+        headers["content-range"] = f"bytes {first}-{after - 1}/{file.bytes}"
+    headers["content-length"] = str(after - first)
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=headers, media_type="application/octet-stream")
+    reader = await backend.run(_store(backend).reader, file)
+    return StreamingResponse(_pieces(backend, reader, first, after), status, headers, "application/octet-stream")
+
+
+def shown(file: DoorFile) -> dict[str, Any]:
+    """A file as OpenAI's clients know it."""
+    told: dict[str, Any] = {
+        "id": file.file_id, "object": "file", "bytes": file.bytes, "created_at": int(file.created_at),
+        "filename": file.filename, "purpose": file.purpose, "status": "processed",
+    }  # fmt: skip
+    if file.expires_at is not None:
+        told["expires_at"] = int(file.expires_at)
+    return told
+
+
+def _span(request: Request, file: DoorFile, etag: str) -> Span | None:
+    asked = request.headers.get("range")
+    try:
+        return asked_span(asked, request.headers.get("if-range"), etag, file.bytes)
+    except NoSuchRange:
+        raise Refused(
+            416, f"The file has {file.bytes} bytes, and none of the range that was asked for.", code="invalid_range",
+            param="Range", headers={"content-range": f"bytes */{file.bytes}"},
+        ) from None  # fmt: skip
+
+
+async def _pieces(backend: Backend, reader: FileReader, first: int, after: int) -> AsyncIterator[bytes]:
+    """The next one is read when the caller has taken the last."""
+    while first < after:
+        piece = await backend.run(reader.read, first, min(READ_TOGETHER, after - first))
+        yield piece
+        first += len(piece)
+
+
+async def _found(backend: Backend, caller: Caller, file_id: str) -> DoorFile:
+    file = await backend.run(_store(backend).get, file_id, whose(caller))
+    if file is None:
+        raise not_found("File object", file_id)
+    return file
+
+
+def _store(backend: Backend) -> FileStore:
+    return FileStore(backend.settings, backend.database)

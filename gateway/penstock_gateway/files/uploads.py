@@ -1,0 +1,142 @@
+"""A form that comes over HTTP becomes a file: read piece by piece, written in threads, a MiB in memory at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.files.form import FILE, UploadForm
+from penstock_gateway.files.multipart import (
+    Data,
+    Event,
+    FormPart,
+    MalformedForm,
+    MultipartParser,
+    boundary_of,
+)
+from penstock_gateway.files.store import FileStore, FileWriting
+from penstock_gateway.refused import Refused
+from penstock_ledger import DoorFile
+
+__all__ = ["UPLOAD_MAX_S", "uploaded"]
+
+WRITTEN_TOGETHER: Final = 1024 * 1024  # bytes in memory of one upload, before a thread takes them
+FORM_BYTES_MAX: Final = 256 * 1024  # of a form besides its file: boundaries, headers, fields
+UPLOAD_MAX_S: Final = 6 * 3600  # for one upload, however large; what it leaves behind is removed later than this
+
+
+async def uploaded(request: Request, backend: Backend, store: FileStore, tenant: str | None) -> DoorFile:
+    """The file that the request brings. Raises Refused, and leaves nothing of a file that did not come whole."""
+    most = backend.settings.gateway.max_upload_bytes
+    parser = MultipartParser(_boundary(request))
+    _check_length(request, most)
+    await backend.run(store.check_room, _stated_length(request) or 0)
+    upload = _Upload(backend, store, tenant, most)
+    try:
+        async with asyncio.timeout(UPLOAD_MAX_S):
+            async for chunk in _chunks(request):
+                for event in parser.feed(chunk):
+                    await upload.take(event)
+            parser.end()
+        return await upload.finish()
+    except MalformedForm as error:
+        raise Refused(400, f"The upload cannot be read: {error}.", code="invalid_multipart") from None
+    except TimeoutError:
+        raise Refused(408, f"The upload took longer than {UPLOAD_MAX_S // 3600} hours.", code="timeout") from None
+    except ClientDisconnect:
+        raise Refused(400, "The connection ended before the upload was complete.", code="incomplete_upload") from None
+    finally:
+        await upload.close()
+
+
+class _Upload:
+    """The file that is being written, the fields beside it, and which of them the next bytes belong to."""
+
+    def __init__(self, backend: Backend, store: FileStore, tenant: str | None, most: int) -> None:
+        self._backend, self._store, self._tenant, self._most = backend, store, tenant, most
+        self._form = UploadForm()
+        self._field = ""
+        self._held = bytearray()
+        self._size = 0
+        self._writing: FileWriting | None = None
+
+    async def take(self, event: Event) -> None:
+        if isinstance(event, FormPart):
+            self._field = event.name
+            if self._form.begin(event):
+                self._writing = await self._backend.run(self._store.begin, self._tenant, self._form.filename or "")
+        elif isinstance(event, Data):
+            if self._field == FILE:
+                await self._write(event.data)
+            else:
+                self._form.add(self._field, event.data)
+
+    async def _write(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > self._most:
+            raise too_large(self._most)
+        self._held += data
+        if len(self._held) >= WRITTEN_TOGETHER:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        assert self._writing is not None
+        data = bytes(self._held)
+        self._held.clear()
+        await self._backend.run(self._writing.write, data)
+
+    async def finish(self) -> DoorFile:
+        self._form.check()
+        assert self._writing is not None
+        assert self._form.filename is not None
+        await self._flush()
+        stored = await self._backend.run(
+            self._writing.finish, self._form.filename, self._form.purpose, self._form.lives_s
+        )
+        self._writing = None
+        return stored
+
+    async def close(self) -> None:
+        """Nothing of it stays, unless it was finished."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            await asyncio.shield(self._backend.run(writing.discard))
+
+
+def too_large(most: int) -> Refused:
+    return Refused(413, f"File is too large: the limit is {most} bytes.", code="file_too_large", param=FILE)
+
+
+def _boundary(request: Request) -> str:
+    given = request.headers.get("content-type", "")
+    try:
+        boundary = boundary_of(given)
+    except MalformedForm as error:
+        raise Refused(400, f"The upload cannot be read: {error}.", code="invalid_multipart") from None
+    if boundary is None:
+        raise Refused(415, "Send the file as a form: Content-Type multipart/form-data.", code="unsupported_media_type")
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise Refused(415, "Send the form without a Content-Encoding.", code="unsupported_media_type")
+    return boundary
+
+
+def _stated_length(request: Request) -> int | None:
+    given = request.headers.get("content-length", "")
+    return int(given) if given.isdecimal() and len(given) < 20 else None
+
+
+def _check_length(request: Request, most: int) -> None:
+    """Before a byte of it is read."""
+    length = _stated_length(request)
+    if length is not None and length > most + FORM_BYTES_MAX:
+        raise too_large(most)
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    async for chunk in request.stream():
+        if chunk:
+            yield chunk

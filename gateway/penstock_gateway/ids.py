@@ -1,0 +1,33 @@
+"""The ids that the doors give: a prefix that says of what, and 27 random letters and digits.
+
+An id from a caller is matched whole before anything is looked up by it, so that no path, pattern or statement is made of
+another text.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from typing import Final, Literal
+
+__all__ = ["Kind", "is_id", "new_id"]
+
+Kind = Literal["file", "batch", "msgbatch", "batch_req", "req", "key", "chatcmpl", "cmpl", "msg", "we", "evt"]
+
+_LETTERS: Final = string.digits + string.ascii_letters
+_LENGTH: Final = 27  # 160 bits
+_TAIL: Final = "[A-Za-z0-9]{24,64}"
+_PREFIX: Final[dict[Kind, str]] = {
+    "file": "file-", "batch": "batch_", "msgbatch": "msgbatch_", "batch_req": "batch_req_", "req": "req_", "key": "key_",
+    "chatcmpl": "chatcmpl-", "cmpl": "cmpl-", "msg": "msg_", "we": "we_", "evt": "evt_",
+}  # fmt: skip
+_SHAPE: Final = {kind: re.compile(re.escape(prefix) + _TAIL) for kind, prefix in _PREFIX.items()}
+
+
+def new_id(kind: Kind) -> str:
+    return _PREFIX[kind] + "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
+
+
+def is_id(kind: Kind, text: str) -> bool:
+    return _SHAPE[kind].fullmatch(text) is not None

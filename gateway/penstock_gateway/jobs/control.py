@@ -1,0 +1,157 @@
+"""What changes a job: pause, resume, cancel, move, other limits, replay.
+
+SQL first, since it says what is true; then Redis, so that workers see it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+import redis
+from fastapi import APIRouter, Request
+
+from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.callers.caller import Caller
+from penstock_gateway.jobs.names import Writer, find_job
+from penstock_gateway.jobs.shapes import CancelOrPause, JobShown, Limits, Move, Replay, Replayed
+from penstock_gateway.jobs.shown import counted
+from penstock_gateway.refused import Refused
+from penstock_ledger import BY_HAND, JobStore, LaneMoves, OutcomeStore
+from penstock_ledger.model import Job, JobState
+from penstock_producer.accepting.acceptance import check_other_lane
+from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.job.lanes import LANES, lanes_in_words, packs
+from penstock_producer.job.spec import JobSpec
+
+router = APIRouter()
+
+_MICRO: Final = 1_000_000
+
+
+@router.post("/{job}/pause")
+async def pause(request: Request, job: str, caller: Writer, given: CancelOrPause | None = None) -> JobShown:
+    """Start nothing more of a job; what is in flight ends. Pausing a paused job gives it the new reason."""
+    reason = given.reason if given is not None and given.reason is not None else "paused over HTTP"
+    return await _moved(request, caller, job, JobState.PAUSED, {JobState.RUNNING, JobState.PAUSED}, reason)
+
+
+@router.post("/{job}/resume")
+async def resume(request: Request, job: str, caller: Writer) -> JobShown:
+    """Let a paused job go on."""
+    return await _moved(request, caller, job, JobState.RUNNING, {JobState.PAUSED}, None)
+
+
+@router.post("/{job}/cancel")
+async def cancel(request: Request, job: str, caller: Writer, given: CancelOrPause | None = None) -> JobShown:
+    """End a job: documents that have not ended become dead letters `cancelled`."""
+    reason = given.reason if given is not None and given.reason is not None else "cancelled over HTTP"
+    return await _moved(request, caller, job, JobState.CANCELLING, {JobState.RUNNING, JobState.PAUSED}, reason)
+
+
+@router.post("/{job}/move")
+async def move(request: Request, job: str, given: Move, caller: Writer) -> JobShown:
+    """Let a running job go on in another lane; what is done stays."""
+    return await _changed(request, caller, job, lambda backend, found: _move_lane(backend, found, given))
+
+
+@router.patch("/{job}")
+async def limit(request: Request, job: str, given: Limits, caller: Writer) -> JobShown:
+    """Give a job another budget or deadline. What is left out stays, null lifts it."""
+    return await _changed(request, caller, job, lambda backend, found: _give_limits(backend, found, given))
+
+
+@router.post("/{job}/replay")
+async def replay(request: Request, job: str, given: Replay, caller: Writer) -> Replayed:
+    """Try dead letters again, changed or as they were, as a new generation of the job."""
+    backend = backend_of(request)
+
+    def again() -> Replayed:
+        found = find_job(backend, caller, job)
+        number = backend.remote.replay(
+            found.job_id, reason=given.reason, doc_ids=given.doc_ids, overrides=given.overrides
+        )
+        now = JobStore(backend.database).get(found.job_id)
+        _tell_workers(backend, now)
+        return Replayed(documents=number, generation=now.generation)
+
+    return await backend.run(again)
+
+
+async def _changed(request: Request, caller: Caller, name: str, change: Callable[[Backend, Job], None]) -> JobShown:
+    backend = backend_of(request)
+
+    def work() -> JobShown:
+        found = find_job(backend, caller, name)
+        change(backend, found)
+        now = JobStore(backend.database).get(found.job_id)
+        _tell_workers(backend, now)
+        return counted(backend, now)
+
+    return await backend.run(work)
+
+
+async def _moved(
+    request: Request, caller: Caller, name: str, to: JobState, expect: Collection[JobState], reason: str | None
+) -> JobShown:
+    def change(backend: Backend, found: Job) -> None:
+        jobs = JobStore(backend.database)
+        if jobs.set_state(found.job_id, to, reason=reason, expect=expect):
+            return
+        state = jobs.get(found.job_id).state
+        if state != to and not (to is JobState.CANCELLING and state is JobState.CANCELLED):
+            allowed = " or ".join(sorted(expect))
+            raise Refused(409, f"the job is {state}; only one that is {allowed} can become {to}", code="job_state")
+
+    return await _changed(request, caller, name, change)
+
+
+def _move_lane(backend: Backend, job: Job, given: Move) -> None:
+    _check_move(backend, job, given.lane)
+    moves = LaneMoves(backend.database)
+    if moves.move(job.job_id, job.lane, given.lane, BY_HAND, given.reason, {}, now=time.time()) is None:
+        raise Refused(409, "the job was moved or stopped just now; look at it, and try again", code="job_state")
+
+
+def _check_move(backend: Backend, job: Job, lane: str) -> None:
+    if lane not in LANES:
+        raise SpecError(
+            [Problem("invalid_value", "/lane", f"there is no lane {seen(lane)}", f"lanes are {lanes_in_words()}")]
+        )
+    if lane == job.lane:
+        raise Refused(409, f"the job is in lane {lane} already", code="job_state")
+    if job.state is not JobState.RUNNING:
+        raise Refused(409, f"the job is {job.state}; only one that is running can change its lane", code="job_state")
+    check_other_lane(JobSpec.accepted(job.spec), lane, backend.settings)
+    shards = JobStore(backend.database).shards(job.job_id)
+    if packs(lane) and any(not shard.exhausted for shard, _ in shards):
+        raise Refused(
+            409, f"several feeders read the source of the job, and one packs the documents of lane {lane}: wait until all of "
+            "it is read", code="job_state",
+        )  # fmt: skip
+
+
+def _give_limits(backend: Backend, job: Job, given: Limits) -> None:
+    names = given.model_fields_set
+    if job.state.final:
+        raise Refused(409, f"the job is {job.state}; only one that goes on takes other limits", code="job_state")
+    limits: dict[str, Any] = {
+        name: getattr(given, name) if name in names else job.spec.get(name) for name in ("budget_usd", "deadline_s")
+    }
+    spent = OutcomeStore(backend.database).counts(job.job_id).cost_microusd / _MICRO
+    if "budget_usd" in names and given.budget_usd is not None and given.budget_usd <= spent:
+        message = f"{given.budget_usd:g} USD is refused: {spent:.4f} USD are spent already"
+        raise SpecError(
+            [Problem("invalid_value", "/budget_usd", message, "give a larger sum, of all that the job may cost")]
+        )
+    if names and not backend.remote.limit(job.job_id, **limits):
+        raise Refused(409, "the job was changed by another process meanwhile; try again", code="job_state")
+
+
+def _tell_workers(backend: Backend, job: Job) -> None:
+    """The control process does it again within a second; so nothing is lost where Redis does not answer."""
+    with contextlib.suppress(redis.RedisError):
+        backend.fleet.set_job_state(job.job_id, job.state)
+        backend.fleet.set_job_lane(job)

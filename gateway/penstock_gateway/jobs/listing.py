@@ -1,0 +1,96 @@
+"""Looking at jobs: the list, one of them, its report."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.callers.caller import Caller
+from penstock_gateway.jobs.cursors import decoded, encoded
+from penstock_gateway.jobs.names import Reader, find_job
+from penstock_gateway.jobs.shapes import JobDetails, JobList
+from penstock_gateway.jobs.shown import detailed, job_shown, report_of
+from penstock_ledger import JobPages, JobPlace
+from penstock_ledger.model import Job, JobState
+
+router = APIRouter()
+
+PAGE_MAX: Final = 200  # jobs of one answer
+
+_REPORT: Final = {
+    200: {"description": "The account of the job, as `report.json` has it.",
+          "content": {"application/json": {"schema": {"type": "object"}, "example": {
+              "job": "tickets-2026-11-21", "state": "completed", "total": 1000, "succeeded": 994, "dead": 6,
+              "cost_usd": 0.046864, "seconds": 212.6, "dead_by_reason": {"http_400": 6},
+          }}}}
+}  # fmt: skip
+
+
+@router.get("")
+async def list_jobs(
+    request: Request,
+    caller: Reader,
+    state: Annotated[list[JobState] | None, Query(description="Only jobs in these states.")] = None,
+    search: Annotated[str, Query(max_length=200, description="Part of a key or id, in capitals or not.")] = "",
+    cursor: Annotated[str | None, Query(max_length=500, description="`next` or `previous` of another page.")] = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 50,
+) -> JobList:
+    """List jobs, newest first."""
+    backend = backend_of(request)
+    return await backend.run(_page, backend, caller, state, search, cursor, limit)
+
+
+@router.get("/{job}")
+async def show(request: Request, job: str, caller: Reader) -> JobDetails:
+    """Show one job: counts, rates, lanes, cost, and why it waits where it does."""
+    backend = backend_of(request)
+
+    def look() -> JobDetails:
+        return detailed(backend, find_job(backend, caller, job))
+
+    return await backend.run(look)
+
+
+@router.get("/{job}/report", response_class=Response, responses=_REPORT)  # type: ignore[arg-type]  # its keys are numbers
+async def report(request: Request, job: str, caller: Reader) -> Response:
+    """The account of a job: what came of its documents, what it cost, by lane, and what was saved."""
+    backend = backend_of(request)
+
+    def look() -> dict[str, Any]:
+        return report_of(backend, find_job(backend, caller, job)).to_json()
+
+    return Response(orjson.dumps(await backend.run(look)), media_type="application/json")
+
+
+def _page(
+    backend: Backend, caller: Caller, states: list[JobState] | None, search: str, cursor: str | None, limit: int
+) -> JobList:
+    side, _, place = (cursor or "").partition(".")
+    where = JobPlace(*decoded(place, float)) if cursor is not None else None
+    page = JobPages(backend.database).page(
+        tenants=None if "admin" in caller.scopes else [caller.tenant],
+        states=states,
+        search=search,
+        before=None if side == _NEWER else where,
+        after=where if side == _NEWER else None,
+        limit=limit,
+    )
+    shown = [job_shown(job, counts) for job, counts in page.jobs]
+    edges = [job for job, _ in page.jobs]
+    return JobList(
+        data=shown,
+        next=_cursor(_OLDER, edges[-1]) if edges and page.older else None,
+        previous=_cursor(_NEWER, edges[0]) if edges and page.newer else None,
+    )
+
+
+_OLDER: Final = "o"
+_NEWER: Final = "n"
+
+
+def _cursor(side: str, job: Job) -> str:
+    return f"{side}.{encoded(job.created_at, job.job_id)}"

@@ -1,0 +1,92 @@
+"""A job as callers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import redis
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.jobs import shapes
+from penstock_gateway.jobs.names import shown_key, tenant_of
+from penstock_ledger import OutcomeStore
+from penstock_ledger.model import Counts, Job
+from penstock_producer.pins import DOOR, UPLOADED
+from penstock_producer.reporting.account import Report
+from penstock_producer.reporting.gather import gathered
+
+__all__ = ["counted", "detailed", "job_shown", "remaining", "report_of"]
+
+_MICRO: Final = 1_000_000
+# Of a source: not keys of rows, places in packed files and the like, which are for readers.
+_SOURCE: Final = ("kind", "uri", "size", "sha256", "etag", "job_id", "generation", "where")
+
+
+def counted(backend: Backend, job: Job) -> shapes.JobShown:
+    """Blocks."""
+    return job_shown(job, OutcomeStore(backend.database).counts(job.job_id))
+
+
+def job_shown(job: Job, counts: Counts) -> shapes.JobShown:
+    return shapes.JobShown(**_fields(job, counts))
+
+
+def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
+    """Blocks."""
+    counts, report = OutcomeStore(backend.database).counts(job.job_id), report_of(backend, job)
+    left, rate = remaining(job, counts), report.items_per_second
+    return shapes.JobDetails(
+        **_fields(job, counts),
+        items_per_second=rate,
+        eta_s=round(left / rate, 1) if left and rate > 0 and not job.state.final else None,
+        retries=report.retries,
+        rate_limited=report.rate_limited,
+        retried_by_reason=report.retried_by_reason,
+        lanes=report.lanes,
+        started_by=job.source.get("started_by"),
+        source=_source(job),
+        spec={name: value for name, value in job.spec.items() if value is not None},
+    )
+
+
+def report_of(backend: Backend, job: Job) -> Report:
+    """The account of the job. Blocks."""
+    return gathered(backend.database, job, stats=_stats(backend, job))
+
+
+def remaining(job: Job, counts: Counts) -> int | None:
+    """Documents without an outcome; None while an open job is not sealed."""
+    return None if job.total is None else max(0, job.total - counts.succeeded - counts.dead)
+
+
+def _source(job: Job) -> dict[str, Any]:
+    """Of an uploaded file its id, in the place of where this machine keeps it."""
+    shown: dict[str, Any] = {name: job.source[name] for name in _SOURCE if name in job.source}
+    if job.source.get(DOOR) == UPLOADED:
+        shown["uri"] = str(job.source.get("uri", "")).rpartition("/")[2].partition(".")[0]
+    return shown
+
+
+def _stats(backend: Backend, job: Job) -> Mapping[str, int]:
+    """What only the queue has seen; nothing where Redis does not answer."""
+    try:
+        return backend.fleet.stats(job.job_id)
+    except redis.RedisError:
+        return {}
+
+
+def _fields(job: Job, counts: Counts) -> dict[str, Any]:
+    return {
+        "id": job.job_id, "job": shown_key(job), "tenant": tenant_of(job), "state": str(job.state), "reason": job.reason,
+        "resume_at": job.resume_at, "generation": job.generation, "lane": job.lane,
+        "open": job.total is None and not job.state.final, "created_at": job.created_at, "finished_at": job.finished_at,
+        "counts": {
+            "total": job.total, "succeeded": counts.succeeded, "succeeded_after_retry": counts.succeeded_after_retry,
+            "dead": counts.dead, "remaining": remaining(job, counts), "dead_by_reason": counts.dead_by_reason,
+        },
+        "usage": {
+            "calls": counts.calls, "prompt_tokens": counts.prompt_tokens, "completion_tokens": counts.completion_tokens,
+            "cost_usd": round(counts.cost_microusd / _MICRO, 6),
+        },
+    }  # fmt: skip

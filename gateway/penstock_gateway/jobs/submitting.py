@@ -1,0 +1,117 @@
+"""Submitting: a source, the outcomes of a job, or an open job."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request
+from starlette.responses import Response
+
+from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.callers.caller import Caller
+from penstock_gateway.jobs.names import Writer, find_job, stored_key
+from penstock_gateway.jobs.shapes import Estimate, JobShown, NewJob
+from penstock_gateway.jobs.shown import counted
+from penstock_gateway.jobs.sources import options_of, source_of
+from penstock_gateway.refused import Refused
+from penstock_ledger import JobNotFound, JobStore
+from penstock_ledger.model import Job
+from penstock_producer import SpecError
+from penstock_producer.errors import Problem
+from penstock_producer.job.spec import JobSpec
+
+router = APIRouter()
+
+
+@router.post(
+    "", status_code=201, responses={200: {"model": JobShown, "description": "The same job, submitted before."}}
+)
+async def submit(
+    request: Request,
+    response: Response,
+    given: NewJob,
+    caller: Writer,
+    idempotency_key: Annotated[str | None, Header(description="The job's key, where the body names none.")] = None,
+) -> JobShown:
+    """Submit a job.
+
+    The source is read whole and checked before anything is accepted; the answer comes once the job is durable. With a key,
+    submitting the same again answers 200 with the same job, and other content or options under the key 409.
+    """
+    backend = backend_of(request)
+    key = given.job if given.job is not None else idempotency_key
+    options = options_of(given, caller)
+    async with _reading(backend):
+        job, is_new = await backend.run(_submitted, backend, caller, given, options, key)
+    response.status_code = 201 if is_new else 200
+    response.headers["location"] = f"/v1/jobs/{job.job_id}"
+    return await backend.run(counted, backend, job)
+
+
+@router.post("/estimate")
+async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
+    """Say what a job would be.
+
+    Reads the whole source, as a submit does, and guesses tokens and cost from its first documents. Nothing is accepted.
+    """
+    backend = backend_of(request)
+    options = options_of(given, caller)
+    if given.source is None:
+        fix = "give the id of an uploaded file, or an s3:// URI"
+        raise SpecError([Problem("missing_field", "/source", "only sources are estimated", fix)])
+    async with _reading(backend):
+        return await backend.run(_estimated, backend, caller, given.source, options)
+
+
+@asynccontextmanager
+async def _reading(backend: Backend) -> AsyncIterator[None]:
+    """One source at a time for half of the threads, so that status is shown while large ones are read. Raises Refused."""
+    if backend.reading.locked():
+        raise Refused(503, "as many sources are being read now as may be at once; try again", code="overloaded",
+                      headers={"retry-after": "5"})  # fmt: skip
+    async with backend.reading:
+        yield
+
+
+def _submitted(
+    backend: Backend, caller: Caller, given: NewJob, options: dict[str, object], key: str | None
+) -> tuple[Job, bool]:
+    tenant = options.get("tenant")
+    job_key = None if key is None else stored_key(None if tenant is None else str(tenant), _checked(key))
+    is_new = job_key is None or not _is_known(backend, job_key)
+    if given.open:
+        return backend.remote.open_job(options, job_key=job_key).job, is_new
+    if given.from_job is not None:
+        behind = find_job(backend, caller, given.from_job)
+        backend.borders.check(JobSpec.from_json(options))
+        return backend.producer.submit_from(behind.job_id, options, where=given.where, job_key=job_key), is_new
+    source = source_of(backend, caller, str(given.source))
+    timeout_s = backend.settings.doors.submit_timeout_s
+    job = backend.remote.submit(source.where, options, job_key=job_key, timeout_s=timeout_s, uploaded=source.uploaded)
+    return job, is_new
+
+
+def _estimated(backend: Backend, caller: Caller, named: str, options: dict[str, object]) -> Estimate:
+    source = source_of(backend, caller, named)
+    timeout_s = backend.settings.doors.submit_timeout_s
+    found = backend.remote.estimate(source.where, options, timeout_s=timeout_s, uploaded=source.uploaded)
+    fields = found._asdict()
+    return Estimate(cost_usd=fields.pop("usd"), **fields)
+
+
+def _checked(key: str) -> str:
+    """The producer refuses what cannot be stored; a key that looks like an id would hide behind its tenant."""
+    if not key or key.startswith("job_"):
+        fix = "give a key of your own, which does not begin with job_"
+        raise SpecError([Problem("invalid_value", "/job", "it cannot be the key of a job", fix)])
+    return key
+
+
+def _is_known(backend: Backend, job_key: str) -> bool:
+    try:
+        JobStore(backend.database).get(job_key)
+    except JobNotFound:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Anthropic's message batches: requests in one body, answered as a stream of lines."""

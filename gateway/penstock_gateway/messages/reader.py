@@ -1,0 +1,137 @@
+"""The requests of one body, one by one while it arrives: memory holds the one that is not complete, and no more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import orjson
+
+from penstock_gateway.refused import Refused
+from penstock_producer.job.endpoints import MESSAGES
+
+__all__ = ["RequestReader"]
+
+_BLANKS: Final = b" \t\r\n"
+# A whole string, a bracket, or the quote of a string whose end has not arrived.
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
+_CUSTOM_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
+_HEAD: Final = re.compile(rb'\s*\{\s*"requests"\s*:\s*\[\s*')
+_HEAD_MAX: Final = 4096  # bytes before the first request
+
+
+class RequestReader:
+    """``feed`` it the body; what it returns are lines of a job's source. Raises Refused for a body that is no batch."""
+
+    def __init__(self, max_requests: int, max_request_bytes: int) -> None:
+        self.requests = 0
+        self._most = max_requests
+        self._most_bytes = max_request_bytes
+        self._held = bytearray()
+        self._ids = set[str]()  # of at most 64 characters each
+        self._begun = self._ended = self._behind_one = False
+        self._depth = self._scanned = 0  # of the request that is not complete
+
+    def feed(self, data: bytes) -> list[bytes]:
+        self._held += data
+        if not self._begun and not self._begin():
+            return []
+        lines = [self._line(one) for one in self._complete()]
+        if len(self._held) > self._most_bytes:
+            told = f"requests.{self.requests}: a request has at most {self._most_bytes} bytes (setting max_body_bytes)"
+            raise Refused(413, told, code="request_too_large")
+        return lines
+
+    def finish(self) -> int:
+        """How many requests there were."""
+        if not self._ended or self._held.strip(_BLANKS) != b"}":
+            raise _invalid('expected one object, {"requests": [...]}, and the body ends differently')
+        if self.requests == 0:
+            raise _invalid("requests: List should have at least 1 item")
+        return self.requests
+
+    def _begin(self) -> bool:
+        found = _HEAD.match(self._held)
+        if found is None:
+            if len(self._held) > _HEAD_MAX:
+                raise _invalid('the body begins differently than {"requests": [')
+            return False
+        del self._held[: found.end()]
+        self._begun = True
+        return True
+
+    def _complete(self) -> Iterator[bytes]:
+        """The requests that are there whole; what is behind them is held."""
+        held, start = self._held, 0
+        while not self._ended:
+            if self._depth == 0:
+                start = _behind_blanks(held, start)
+                if start == len(held):
+                    break
+                mark = bytes(held[start : start + 1])
+                if mark == b"]" and (self._behind_one or self.requests == 0):
+                    self._ended, start = True, start + 1
+                    break
+                if mark != (b"," if self._behind_one else b"{"):
+                    raise _invalid(
+                        f"requests.{self.requests}: expected {'a comma' if self._behind_one else 'an object'}"
+                    )
+                if self._behind_one:
+                    self._behind_one, start = False, start + 1
+                    continue
+                self._scanned = start
+            end = self._end_of_request()
+            if end is None:
+                break
+            yield bytes(held[start:end])
+            self._behind_one, start = True, end
+        del held[:start]
+        self._scanned -= start
+
+    def _end_of_request(self) -> int | None:
+        for token in _TOKEN.finditer(self._held, self._scanned):
+            first = token.group()[:1]
+            if first == b'"':
+                if token.end() - token.start() == 1:  # its end has not arrived
+                    self._scanned = token.start()
+                    return None
+                continue
+            self._depth += 1 if first in b"{[" else -1
+            if self._depth == 0:
+                return token.end()
+            self._scanned = token.end()
+        return None
+
+    def _line(self, raw: bytes) -> bytes:
+        at = f"requests.{self.requests}"
+        try:
+            given: Any = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise _invalid(f"{at}: not valid JSON: {error}") from None
+        extra = sorted(given.keys() - {"custom_id", "params"})
+        if extra:
+            raise _invalid(f"{at}.{extra[0][:80]}: Extra inputs are not permitted")
+        custom_id, params = given.get("custom_id"), given.get("params")
+        if not isinstance(custom_id, str) or _CUSTOM_ID.fullmatch(custom_id) is None:
+            raise _invalid(f"{at}.custom_id: String should match pattern '^[a-zA-Z0-9_-]{{1,64}}$'")
+        if not isinstance(params, dict):
+            raise _invalid(f"{at}.params: Field required")
+        if custom_id in self._ids:
+            raise _invalid(f"{at}.custom_id: {custom_id!r} is used more than once")
+        self._ids.add(custom_id)
+        self.requests += 1
+        if self.requests > self._most:
+            raise _invalid(f"requests: List should have at most {self._most} items")
+        line = {"custom_id": custom_id, "method": "POST", "url": MESSAGES, "body": params}
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _behind_blanks(held: bytearray, start: int) -> int:
+    while start < len(held) and held[start] in _BLANKS:
+        start += 1
+    return start
+
+
+def _invalid(message: str) -> Refused:
+    return Refused(400, message, code="invalid_value")

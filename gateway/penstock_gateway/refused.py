@@ -1,0 +1,40 @@
+"""What a door does not do, and says so: the one exception that routes raise for their callers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from starlette.exceptions import HTTPException
+
+__all__ = ["INVALID_REQUEST", "Refused", "not_found"]
+
+INVALID_REQUEST = "invalid_request_error"
+
+
+class Refused(HTTPException):
+    """Answered with ``status`` and ``message``, in the shape that clients of the path know.
+
+    ``code`` is for programs, ``param`` names the field, ``kind`` is OpenAI's word for the sort of error, ``problems``
+    is each field that is wrong, where problem details tell them. (A framework that reads
+    a body lets an HTTPException through, and would answer any other exception itself.)
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        kind: str = INVALID_REQUEST,
+        headers: Mapping[str, str] | None = None,
+        problems: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.status, self.message, self.code, self.param, self.kind = status, message, code, param, kind
+        self.problems = tuple(problems)
+
+
+def not_found(what: str, name: str) -> Refused:
+    """The same for an id that never was and for one of another tenant."""
+    return Refused(404, f"No such {what}: {name[:80]!r}", code="not_found", param="id")

@@ -1,0 +1,121 @@
+"""The doors as a process: uvicorn, with our limits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+import uvicorn
+from fastapi import APIRouter, FastAPI
+
+from penstock_gateway.app import create_app
+from penstock_gateway.backend import Backend
+from penstock_gateway.listening.connections import ConnectionBook
+from penstock_gateway.listening.protocol import bounded_http
+from penstock_gateway.metrics_page import metrics_served
+from penstock_gateway.settings import GatewayFields, GatewaySettings
+from penstock_ledger import ApiKeyStore, PenstockError, open_database
+from penstock_ledger.errors import EXIT_USAGE
+
+__all__ = ["DoorOpen", "door_server", "refuse_open_door", "serve_door"]
+
+log = logging.getLogger("penstock.gateway")
+
+OTHER_FILES: Final = 200  # that a process has open besides connections: SQL, Redis, uploads, logs
+BACKLOG: Final = 2048  # connections that the kernel holds until they are accepted
+
+
+class DoorOpen(PenstockError):
+    """The doors would be open to a network, and to all that can reach it."""
+
+    exit_status = EXIT_USAGE
+
+
+class DoorServer(uvicorn.Server):
+    """Says that it accepts no more work before it stops listening, where it listens, and when it has ended."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, door: GatewayFields) -> None:
+        super().__init__(config)
+        self.app = app
+        self._door = door
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listening in server.sockets:
+                host, port = listening.getsockname()[:2]
+                log.info("the HTTP doors are open at http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        backend: Backend = self.app.state.backend
+        backend.closing = True
+        if self._door.leave_s and not self.force_exit:
+            await asyncio.sleep(self._door.leave_s)
+        await super().shutdown(sockets)
+        log.info("the HTTP doors are closed")
+
+
+def door_server(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> DoorServer:
+    """A server that is not started yet."""
+    door = settings.gateway
+    app = create_app(settings, extra=extra)
+    book = ConnectionBook(_fitting(door.max_connections), app.state.metrics)
+    config = uvicorn.Config(
+        app,
+        host=door.host,
+        port=door.port,
+        http=bounded_http(door, book),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=round(door.keep_alive_s),
+        timeout_graceful_shutdown=round(door.drain_s),
+    )
+    return DoorServer(config, app, door)
+
+
+def serve_door(settings: GatewaySettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises DoorOpen."""
+    refuse_open_door(settings)
+    server = door_server(settings)
+    with metrics_served(settings, server.app.state.metrics):
+        server.run()
+
+
+def refuse_open_door(settings: GatewaySettings) -> None:
+    """Without keys there is nothing between a network and the fleet. Raises DoorOpen."""
+    if settings.only_this_machine:
+        return
+    database = open_database(settings.database_url, role="gateway")
+    try:
+        if settings.database_url.startswith("sqlite:"):
+            database.migrate()
+        made = ApiKeyStore(database).any_made()
+    finally:
+        database.close()
+    if not made:
+        raise DoorOpen(
+            f"gateway.host is {settings.gateway.host!r}, which other machines can reach, and there is no API key: make the "
+            "first one with `penstock keys create NAME --scope admin`, or listen on 127.0.0.1"
+        )
+
+
+def _fitting(connections: int) -> int:
+    """As many connections as the process may have files for; its soft limit is raised where that is enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_FILES
+    if soft < wanted and (hard == resource.RLIM_INFINITY or hard > soft):
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft < wanted and soft != resource.RLIM_INFINITY:
+        fitting = max(1, soft - OTHER_FILES)
+        log.warning("max_connections is %d, but this process may open %d files: %d fit", connections, soft, fitting)
+        return fitting
+    return connections

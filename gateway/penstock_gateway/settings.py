@@ -1,0 +1,125 @@
+"""The settings of the HTTP doors: the producer's, plus `gateway.*`, as PENSTOCK_GATEWAY__PORT=8600."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from penstock_gateway.batch_fields import BatchFields
+from penstock_producer.accepting.borders import DoorSettings
+from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model, packs
+from penstock_producer.settings import ProducerSettings
+from penstock_producer.storage import check_destination
+
+__all__ = ["DEFAULT_PORT", "GatewayFields", "GatewaySettings", "is_loopback"]
+
+DEFAULT_PORT: Final = 8600
+MIB: Final = 1024 * 1024
+
+
+class DirectFields(BaseModel):
+    """Calls of callers who wait: `gateway.direct.*`, as PENSTOCK_GATEWAY__DIRECT__TIMEOUT_S=30."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # Where calls may go, in this order: a lane with models of its own takes those for a model that a worker there serves.
+    lanes: tuple[str, ...] = (*filter(has_own_model, LANES), DEFAULT_LANE)
+    provider: Annotated[str, Field(min_length=1, max_length=64)] = "default"  # that lane api asks
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0  # for which a call waits that does not say
+    max_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 600.0  # that a call may ask for
+    # Calls that wait at once, in this process and of one tenant; each prompt of /v1/batch/sync is one.
+    waiting: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    tenant_waiting: Annotated[int, Field(ge=1, le=100_000)] = 500
+    # Of one tenant at all doors together: what is queued or with a worker.
+    queued: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
+    batch_prompts: Annotated[int, Field(ge=1, le=10_000)] = 256  # of one /v1/batch/sync
+    batch_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = 8 * MIB  # of its body
+    max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 32_768  # that a call may ask for in one answer
+    max_n: Annotated[int, Field(ge=1, le=128)] = 8  # answers that it may ask for
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3  # of the calls behind it
+    keep_answers_s: Annotated[float, Field(ge=60, le=30 * 86_400)] = 86_400.0  # for which an Idempotency-Key is known
+    extra_fields: tuple[str, ...] = ()  # that bodies may have besides those of OpenAI's API, as top_k
+
+    @field_validator("lanes")
+    @classmethod
+    def _check_lanes(cls, lanes: tuple[str, ...]) -> tuple[str, ...]:
+        slow = [lane for lane in lanes if packs(lane) or lane not in LANES]
+        if not lanes or slow:
+            raise ValueError(f"give lanes that answer at once{f', not {slow[0]}' if slow else ''}")
+        return lanes
+
+
+class GatewayFields(BaseModel):
+    """Where the doors listen, and how much one caller may take of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"  # another needs an API key to be there
+    port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_PORT  # 0 = any free one
+    # Names besides loopback's that requests may be addressed to while there are no keys: a page of another site, whose name was
+    # pointed at this machine, must not reach the doors through a browser.
+    hosts: tuple[str, ...] = ()
+    files: str = "penstock-files"  # folder or s3://bucket/prefix for uploads and what batches write
+    # Of one uploaded file: what OpenAI takes for a batch.
+    max_upload_bytes: Annotated[int, Field(ge=1024, le=1024**4)] = 200 * MIB
+    # Of any other body, read into memory whole: a call with images inside is some MiB.
+    max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = 32 * MIB
+    # Blocking work (SQL, files) at once; what comes on top waits in line.
+    threads: Annotated[int, Field(ge=1, le=256)] = 8
+    # Open at once. Where there are as many, the one that has been idle longest makes room for a new one.
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
+    # Until the head of a request is there whole; and for which an open connection may have no request.
+    header_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    keep_alive_s: Annotated[float, Field(gt=0, le=3600)] = 75.0
+    # For which a body may bring nothing, or less than 1 KiB per second on average.
+    body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    # Of all headers of one request, its path included.
+    max_header_bytes: Annotated[int, Field(ge=1024, le=MIB)] = 32 * 1024
+    direct: DirectFields = Field(default_factory=DirectFields)
+    # After SIGTERM: for which /health says that no more work is taken while it still is, so that a balancer can turn away first.
+    leave_s: Annotated[float, Field(ge=0, le=600)] = 0.0
+    # And then: for which requests that have begun may go on.
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    batches: BatchFields = Field(default_factory=BatchFields)
+
+    # Hosts that webhooks may be sent to although they are on this machine or in its network, by http and at any port, too.
+    webhook_hosts: tuple[str, ...] = ()
+
+    @field_validator("files")
+    @classmethod
+    def _check_files(cls, place: str) -> str:
+        return place if "://" not in place else check_destination(place)
+
+
+class GatewaySettings(ProducerSettings):
+    """All that the doors read. Make one with ``load()``, which explains what it refuses."""
+
+    gateway: GatewayFields = Field(default_factory=GatewayFields)
+    doors: DoorSettings = Field(default_factory=DoorSettings)
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = (
+        None  # Prometheus reads here; None = no page but /metrics
+    )
+    metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
+
+    @property
+    def files_folder(self) -> Path | None:
+        """Where uploads lie; None for a bucket."""
+        return None if "://" in self.gateway.files else Path(self.gateway.files).absolute()
+
+    @property
+    def only_this_machine(self) -> bool:
+        """Whether no other machine can reach the doors."""
+        return is_loopback(self.gateway.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this name or address is this machine's own, as a Host header or a setting has it."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

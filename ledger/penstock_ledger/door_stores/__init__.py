@@ -1,0 +1,1 @@
+"""What the HTTP doors keep in SQL."""

@@ -1,0 +1,148 @@
+"""Keys of the HTTP doors. A secret is shown once, when its key is made; what is kept is its SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import orjson
+from sqlalchemy import Connection, Row, func, insert, or_, select, update
+
+from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.tables import api_keys
+from penstock_ledger.stored_values import json_text
+
+__all__ = ["SCOPES", "ApiKey", "ApiKeyStore", "KeyLimits", "NewApiKey", "looks_like_key"]
+
+SCOPES: Final = ("read", "write", "infer", "admin")
+SECRET_PREFIX: Final = "sk-penstock-"  # noqa: S105  # as other keys of the field begin, so that scanners and our redaction know one
+SECRET_BYTES: Final = 32
+_SECRET_SHAPE: Final = re.compile(re.escape(SECRET_PREFIX) + r"[A-Za-z0-9_-]{43}")
+
+KEYS_MAX: Final = 10_000  # that are shown at once; more than any installation hands out
+USED_EVERY_S: Final = (
+    60.0  # how often the last use of a key is written: a write per request would cost more than the request
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What a key's tenant may do; None = no limit of its own."""
+
+    requests_per_minute: int | None = None
+    concurrency: int | None = None
+    budget_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewApiKey:
+    name: str
+    tenant: str | None
+    scopes: frozenset[str]
+    expires_at: float | None = None
+    limits: KeyLimits = field(default_factory=KeyLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    key_id: str
+    tenant: str | None
+    name: str
+    scopes: frozenset[str]
+    limits: KeyLimits
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+
+    def valid(self, now: float) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+class ApiKeyStore:
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def create(self, key: NewApiKey) -> tuple[str, str]:
+        """Returns its id and its secret, which is nowhere kept."""
+        key_id, secret = f"key_{secrets.token_hex(12)}", SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+        values = {
+            "key_id": key_id, "tenant": key.tenant, "name": key.name, "digest": _digest_of(secret),
+            "scopes": ",".join(sorted(key.scopes)), "limits": json_text(asdict(key.limits)),
+            "created_at": time.time(), "expires_at": key.expires_at,
+        }  # fmt: skip
+        self._db.write(lambda connection: connection.execute(insert(api_keys).values(values)))
+        return key_id, secret
+
+    def of_secret(self, secret: str) -> ApiKey | None:
+        """The key with this secret, expired and revoked ones too."""
+        digest = _digest_of(secret)
+        query = select(api_keys).where(api_keys.c.digest == digest)
+        row = self._db.read(lambda connection: connection.execute(query).one_or_none())
+        return _key_of(row) if row is not None and hmac.compare_digest(row.digest, digest) else None
+
+    def get(self, key_id: str) -> ApiKey | None:
+        query = select(api_keys).where(api_keys.c.key_id == key_id)
+        row = self._db.read(lambda connection: connection.execute(query).one_or_none())
+        return None if row is None else _key_of(row)
+
+    def list(self, tenants: Collection[str] | None = None) -> list[ApiKey]:
+        """Newest first, of these tenants or of all."""
+        query = select(api_keys).order_by(api_keys.c.created_at.desc(), api_keys.c.key_id).limit(KEYS_MAX)
+        if tenants is not None:
+            query = query.where(api_keys.c.tenant.in_(tenants))
+        return self._db.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
+
+    def any_made(self) -> bool:
+        """Whether there ever was a key: revoking the last one closes the doors, and does not open them."""
+        query = select(func.count()).select_from(select(api_keys.c.key_id).limit(1).subquery())
+        return self._db.read(lambda connection: connection.execute(query).scalar_one()) > 0
+
+    def revoke(self, key_id: str) -> bool:
+        """From now on; False when it was already, or never was."""
+        query = (
+            update(api_keys)
+            .where(api_keys.c.key_id == key_id, api_keys.c.revoked_at.is_(None))
+            .values(revoked_at=time.time())
+        )
+        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+
+    def note_used(self, key_id: str) -> None:
+        """Written where the last note is older than a minute."""
+
+        def note(connection: Connection) -> None:
+            now = self._db.now(connection)
+            stale = or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < now - USED_EVERY_S)
+            connection.execute(update(api_keys).where(api_keys.c.key_id == key_id, stale).values(last_used_at=now))
+
+        self._db.write(note)
+
+
+def looks_like_key(text: str) -> bool:
+    """Whether it has the shape of a secret at all: nothing else is looked up."""
+    return _SECRET_SHAPE.fullmatch(text) is not None
+
+
+def _digest_of(secret: str) -> bytes:
+    """Secrets are 32 random bytes, so that a plain hash of one cannot be searched for."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _key_of(row: Row[Any]) -> ApiKey:
+    return ApiKey(
+        key_id=row.key_id,
+        tenant=row.tenant,
+        name=row.name,
+        scopes=frozenset(filter(None, row.scopes.split(","))),
+        limits=KeyLimits(**orjson.loads(row.limits)),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
+    )

@@ -1,0 +1,170 @@
+"""Calls of the synchronous doors: documents of open jobs whose callers wait, and what Idempotency-Keys stand for.
+
+The claim of a key and the document that it stands for are written in one transaction: where there is a claim, there is a
+document, which will have its outcome whatever becomes of the door.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from penstock_ledger.model import DeadLetter, Result
+from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.tables import door_calls, jobs, outcomes, spool
+from penstock_ledger.stores.jobs import LIVE
+from penstock_ledger.stores.outcome_rows import outcome_from
+from penstock_ledger.stores.spool import STATEMENT_MAX, check_open
+
+__all__ = ["CallClaim", "DoorCall", "DoorCallStore", "PushedCall"]
+
+FORGET_MAX: Final = 1_000  # expired claims deleted at once: the transaction lasts some milliseconds
+OPEN_MAX: Final = 1_000  # open jobs of doors that are looked at at once
+NO_TENANT: Final = ""
+GIVEN: Final = "given"
+
+
+@dataclass(frozen=True, slots=True)
+class CallClaim:
+    """An Idempotency-Key as a caller sends it, and for how long it is kept."""
+
+    tenant: str | None
+    key: str
+    request_digest: str
+    keep_s: float
+    instead_of: str | None = None  # the document of an earlier claim that counts no more
+
+
+class PushedCall(NamedTuple):
+    """One call: its documents, and the claim that they stand for, if there is one."""
+
+    documents: Sequence[tuple[str, bytes]]  # id and request body
+    name: str  # what the claim keeps: the document's id, or what those of several begin with
+    claim: CallClaim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DoorCall:
+    """What a key was given for."""
+
+    request_digest: str
+    job_id: str
+    name: str
+    expires_at: float
+
+
+class DoorCallStore:
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def push(self, job_id: str, calls: Sequence[PushedCall]) -> list[dict[str, int]]:
+        """Store the documents of several calls in one transaction; returns for each call the numbers of its rows, by document.
+
+        A call whose key is taken by now stores nothing and has no rows. Raises JobNotFound and JobClosed.
+        """
+        return self._db.write(lambda connection: self._push(connection, job_id, calls))
+
+    def find(self, tenant: str | None, key: str) -> DoorCall | None:
+        """What was claimed with this key, while it is kept."""
+        query = select(door_calls).where(
+            door_calls.c.tenant == (tenant or NO_TENANT),
+            door_calls.c.idem_key == key,
+            door_calls.c.expires_at > time.time(),
+        )
+        row = self._db.read(lambda connection: connection.execute(query).one_or_none())
+        return None if row is None else _call_of(row)
+
+    def outcomes(self, job_id: str, doc_ids: Sequence[str]) -> dict[str, Result | DeadLetter]:
+        """The visible outcomes of those that have one."""
+        query = select(outcomes).where(outcomes.c.job_id == job_id, outcomes.c.superseded_by.is_(None))
+
+        def read(connection: Connection) -> dict[str, Result | DeadLetter]:
+            found: dict[str, Result | DeadLetter] = {}
+            for start in range(0, len(doc_ids), STATEMENT_MAX):
+                some = query.where(outcomes.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX]))
+                found |= {row.doc_id: outcome_from(row) for row in connection.execute(some)}
+            return found
+
+        return self._db.read(read)
+
+    def forget_expired(self) -> int:
+        """Delete claims that are kept no longer, a bounded number; returns how many there were."""
+        old = select(door_calls.c.tenant, door_calls.c.idem_key).where(door_calls.c.expires_at <= time.time())
+
+        def forget(connection: Connection) -> int:
+            rows = connection.execute(old.limit(FORGET_MAX)).all()
+            for tenant, key in rows:
+                connection.execute(
+                    delete(door_calls).where(door_calls.c.tenant == tenant, door_calls.c.idem_key == key)
+                )
+            return len(rows)
+
+        return self._db.write(forget)
+
+    def open_jobs(self, key_prefix: str) -> list[tuple[str, str, float]]:
+        """Id, key and time of creation of live jobs with such keys that are not closed, oldest first."""
+        query = (
+            select(jobs.c.job_id, jobs.c.job_key, jobs.c.created_at)
+            .where(jobs.c.state.in_([str(state) for state in LIVE]), jobs.c.total.is_(None))
+            .where(jobs.c.job_key.startswith(key_prefix, autoescape=True))
+            .order_by(jobs.c.created_at)
+            .limit(OPEN_MAX)
+        )
+        return self._db.read(lambda connection: [(row[0], row[1], row[2]) for row in connection.execute(query)])
+
+    def _push(self, connection: Connection, job_id: str, calls: Sequence[PushedCall]) -> list[dict[str, int]]:
+        given = [doc_id for call in calls for doc_id, _ in call.documents]
+        check_open(connection, job_id, given)
+        taken = [
+            call.claim is not None and not self._claimed(connection, job_id, call.name, call.claim) for call in calls
+        ]
+        rows = [
+            {"job_id": job_id, "doc_id": doc_id, "body": body, "fed": False}
+            for call, is_taken in zip(calls, taken, strict=True)
+            if not is_taken
+            for doc_id, body in call.documents
+        ]
+        if rows:
+            dialect = sqlite if self._db.is_sqlite else postgresql
+            connection.execute(dialect.insert(spool).on_conflict_do_nothing(), rows)
+        numbers = _numbers(connection, job_id, [str(row["doc_id"]) for row in rows])
+        return [
+            {} if is_taken else {doc_id: numbers[doc_id] for doc_id, _ in call.documents}
+            for call, is_taken in zip(calls, taken, strict=True)
+        ]
+
+    def _claimed(self, connection: Connection, job_id: str, name: str, claim: CallClaim) -> bool:
+        """Whether the key is this call's now."""
+        now = time.time()
+        tenant = claim.tenant or NO_TENANT
+        values: dict[str, Any] = {
+            "request_digest": claim.request_digest, "job_id": job_id, "doc_id": name, "state": GIVEN,
+            "created_at": now, "expires_at": now + claim.keep_s,
+        }  # fmt: skip
+        its_row = (door_calls.c.tenant == tenant) & (door_calls.c.idem_key == claim.key)
+        over = door_calls.c.expires_at <= now
+        if claim.instead_of is not None:
+            over |= door_calls.c.doc_id == claim.instead_of
+        if connection.execute(update(door_calls).where(its_row, over).values(values)).rowcount:
+            return True
+        dialect = sqlite if self._db.is_sqlite else postgresql
+        row = {"tenant": tenant, "idem_key": claim.key, **values}
+        return connection.execute(dialect.insert(door_calls).values(row).on_conflict_do_nothing()).rowcount == 1
+
+
+def _numbers(connection: Connection, job_id: str, doc_ids: Sequence[str]) -> Mapping[str, int]:
+    numbers: dict[str, int] = {}
+    query = select(spool.c.doc_id, spool.c.seq).where(spool.c.job_id == job_id)
+    for start in range(0, len(doc_ids), STATEMENT_MAX):
+        rows = connection.execute(query.where(spool.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX])))
+        numbers.update((row.doc_id, row.seq) for row in rows)
+    return numbers
+
+
+def _call_of(row: Row[Any]) -> DoorCall:
+    return DoorCall(row.request_digest, row.job_id, row.doc_id, row.expires_at)

@@ -1,0 +1,306 @@
+"""Endpoints that want events, and what is on its way to each: tried by one process at a time, under a lease, until it arrives.
+
+Leases run on the database's clock. A process that dies while it sends leaves its lease to end; the delivery is then tried again,
+with the same event id.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, update
+
+from penstock_ledger.door_stores.events import AT_ONCE, ENDPOINTS_MAX, TEST_EVENT, new_event
+from penstock_ledger.door_stores.whose import Whose
+from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.tables import webhook_deliveries, webhook_endpoints
+
+__all__ = ["Delivery", "DueDelivery", "Endpoint", "NewEndpoint", "WebhookStore"]
+
+ERROR_MAX: Final = 500  # characters of an error that are kept
+_FORGOTTEN_AT_ONCE: Final = 1_000
+_END: Final = webhook_endpoints.c
+_DEL: Final = webhook_deliveries.c
+
+
+@dataclass(frozen=True, slots=True)
+class NewEndpoint:
+    endpoint_id: str
+    tenant: str | None
+    url: str
+    secret: str
+    events: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    endpoint_id: str
+    tenant: str | None
+    url: str
+    events: Sequence[str]
+    created_at: float
+    disabled_at: float | None
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    event_id: str
+    endpoint_id: str
+    type: str
+    created_at: float
+    tries: int
+    next_at: float | None  # None: nothing more is tried
+    delivered_at: float | None
+    gave_up_at: float | None
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DueDelivery:
+    """One try that this process holds."""
+
+    event_id: str
+    endpoint_id: str
+    payload: str
+    tries: int  # before this one
+    url: str
+    secrets: Sequence[str]  # each signs; two while the endpoint changes from one to the next
+
+
+class WebhookStore:
+    """Both tables."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def add(self, new: NewEndpoint) -> Endpoint | None:
+        """None where the tenant has as many as one may have."""
+        values = {
+            "endpoint_id": new.endpoint_id, "tenant": new.tenant, "url": new.url, "secret": new.secret,
+            "events": ",".join(sorted(new.events)), "created_at": time.time(),
+        }  # fmt: skip
+        own = Whose(new.tenant).holds(_END.tenant)
+
+        def insert_one(connection: Connection) -> Row[Any] | None:
+            if connection.execute(select(func.count()).where(own)).scalar_one() >= ENDPOINTS_MAX:
+                return None
+            connection.execute(insert(webhook_endpoints).values(values))
+            return connection.execute(select(webhook_endpoints).where(_END.endpoint_id == new.endpoint_id)).one()
+
+        row = self._db.write(insert_one)
+        return None if row is None else _endpoint_of(row)
+
+    def get(self, endpoint_id: str, whose: Whose) -> Endpoint | None:
+        query = select(webhook_endpoints).where(*_one(endpoint_id, whose))
+        row = self._db.read(lambda connection: connection.execute(query).one_or_none())
+        return None if row is None else _endpoint_of(row)
+
+    def page(self, whose: Whose, *, limit: int, after: str | None = None) -> tuple[list[Endpoint], bool] | None:
+        """Newest first, and whether there are more; None where ``after`` is unknown."""
+        query = select(webhook_endpoints).where(whose.holds(_END.tenant))
+        query = query.order_by(_END.created_at.desc(), _END.endpoint_id.desc()).limit(limit + 1)
+
+        def look(connection: Connection) -> tuple[list[Endpoint], bool] | None:
+            chosen = query
+            if after is not None:
+                made = connection.execute(select(_END.created_at).where(*_one(after, whose))).scalar_one_or_none()
+                if made is None:
+                    return None
+                same = and_(_END.created_at == made, _END.endpoint_id < after)
+                chosen = chosen.where(or_(_END.created_at < made, same))
+            rows = connection.execute(chosen).all()
+            return [_endpoint_of(row) for row in rows[:limit]], len(rows) > limit
+
+        return self._db.read(look)
+
+    def remove(self, endpoint_id: str, whose: Whose) -> bool:
+        """With all that is on its way there."""
+
+        def forget(connection: Connection) -> bool:
+            if connection.execute(delete(webhook_endpoints).where(*_one(endpoint_id, whose))).rowcount != 1:
+                return False
+            connection.execute(delete(webhook_deliveries).where(_DEL.endpoint_id == endpoint_id))
+            return True
+
+        return self._db.write(forget)
+
+    def rotate(self, endpoint_id: str, whose: Whose, secret: str, *, overlap_s: float) -> bool:
+        """Sign with ``secret`` from now on, and with the one before as well for a while."""
+        query = (
+            update(webhook_endpoints)
+            .where(*_one(endpoint_id, whose))
+            .values(old_secret=_END.secret, old_until=time.time() + overlap_s, secret=secret)
+        )
+        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+
+    def enable(self, endpoint_id: str, whose: Whose) -> bool:
+        """Send events there again: those from now on."""
+        query = update(webhook_endpoints).where(*_one(endpoint_id, whose)).values(disabled_at=None, why=None)
+        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+
+    def disable(self, endpoint_id: str, why: str) -> None:
+        """Send nothing there any more, also not what is on its way."""
+
+        def stop(connection: Connection) -> None:
+            now = time.time()
+            named = update(webhook_endpoints).where(_END.endpoint_id == endpoint_id, _END.disabled_at.is_(None))
+            connection.execute(named.values(disabled_at=now, why=why[:ERROR_MAX]))
+            waiting = update(webhook_deliveries).where(_DEL.endpoint_id == endpoint_id, _DEL.next_at.is_not(None))
+            connection.execute(waiting.values(next_at=None, gave_up_at=now))
+
+        self._db.write(stop)
+
+    def test(self, endpoint_id: str) -> str:
+        """An event for this endpoint alone; its id."""
+        return self._db.write(lambda connection: new_event(connection, [endpoint_id], TEST_EVENT, endpoint_id))
+
+    def deliveries(self, endpoint_id: str, limit: int) -> list[Delivery]:
+        """Newest first."""
+        query = (
+            select(webhook_deliveries)
+            .where(_DEL.endpoint_id == endpoint_id)
+            .order_by(_DEL.created_at.desc(), _DEL.event_id.desc())
+            .limit(limit)
+        )
+        return self._db.read(lambda connection: [_delivery_of(row) for row in connection.execute(query)])
+
+    def again(self, event_id: str, endpoint_id: str) -> bool:
+        """Try a delivery now, also one that arrived or was given up; with the same event id. False where there is none."""
+        query = (
+            update(webhook_deliveries)
+            .where(_DEL.event_id == event_id, _DEL.endpoint_id == endpoint_id)
+            .values(next_at=AT_ONCE, tries=0, delivered_at=None, gave_up_at=None)
+        )
+        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+
+    def any_due(self) -> bool:
+        """Whether ``claim`` may find some. Takes no lock."""
+
+        def look(connection: Connection) -> bool:
+            query = select(_DEL.event_id).where(_due(self._db.now(connection))).limit(1)
+            return connection.execute(query).first() is not None
+
+        return self._db.read(look)
+
+    def claim(
+        self, owner: str, ttl_s: float, *, most: int, per_endpoint: int, without: Collection[str] = ()
+    ) -> list[DueDelivery]:
+        """Deliveries whose time has come, a few of each endpoint, so that none waits behind another's many."""
+
+        def take(connection: Connection) -> list[DueDelivery]:
+            now = self._db.now(connection)
+            waiting = (
+                select(_DEL.endpoint_id)
+                .where(_due(now), _DEL.endpoint_id.not_in(list(without)))
+                .group_by(_DEL.endpoint_id)
+                .order_by(func.min(_DEL.next_at))
+                .limit(most)
+            )
+            lease = _Lease(owner, now, now + ttl_s)
+            taken: list[DueDelivery] = []
+            for endpoint_id in connection.execute(waiting).scalars().all():
+                taken += _taken(connection, endpoint_id, lease, min(per_endpoint, most - len(taken)))
+            return taken
+
+        return self._db.write(take)
+
+    def delivered(self, event_id: str, endpoint_id: str, owner: str) -> None:
+        """It has arrived."""
+        self._settle(event_id, endpoint_id, owner, next_at=None, delivered_at=time.time(), last_error=None)
+
+    def failed(self, event_id: str, endpoint_id: str, owner: str, why: str, pause_s: float | None) -> None:
+        """Try again after a pause; None: not any more."""
+
+        def note(connection: Connection) -> None:
+            now = self._db.now(connection)
+            over = {"next_at": None, "gave_up_at": now} if pause_s is None else {"next_at": now + pause_s}
+            self._settled(connection, event_id, endpoint_id, owner, last_error=why[:ERROR_MAX], **over)
+
+        self._db.write(note)
+
+    def forget_before(self, when: float) -> int:
+        """Remove deliveries that have arrived or were given up, made before a Unix time. At most some at once; how many."""
+        old = select(_DEL.event_id, _DEL.endpoint_id).where(_DEL.created_at < when, _DEL.next_at.is_(None))
+
+        def forget(connection: Connection) -> int:
+            rows = connection.execute(old.limit(_FORGOTTEN_AT_ONCE)).all()
+            for row in rows:
+                named = _DEL.event_id == row.event_id, _DEL.endpoint_id == row.endpoint_id
+                connection.execute(delete(webhook_deliveries).where(*named))
+            return len(rows)
+
+        return self._db.write(forget)
+
+    def _settle(self, event_id: str, endpoint_id: str, owner: str, **values: Any) -> None:
+        self._db.write(lambda connection: self._settled(connection, event_id, endpoint_id, owner, **values))
+
+    def _settled(self, connection: Connection, event_id: str, endpoint_id: str, owner: str, **values: Any) -> None:
+        named = and_(_DEL.event_id == event_id, _DEL.endpoint_id == endpoint_id, _DEL.owner == owner)
+        query = update(webhook_deliveries).where(named)
+        connection.execute(query.values(tries=_DEL.tries + 1, owner=None, lease_until=None, **values))
+
+
+class _Lease(NamedTuple):
+    owner: str
+    now: float
+    until: float
+
+
+def _taken(connection: Connection, endpoint_id: str, lease: _Lease, most: int) -> list[DueDelivery]:
+    found = select(webhook_endpoints).where(_END.endpoint_id == endpoint_id, _END.disabled_at.is_(None))
+    endpoint = connection.execute(found).one_or_none()
+    due = and_(_DEL.endpoint_id == endpoint_id, _due(lease.now))
+    if endpoint is None:  # removed or disabled between an event and its delivery
+        connection.execute(update(webhook_deliveries).where(due).values(next_at=None, gave_up_at=lease.now))
+        return []
+    taken = []
+    for row in connection.execute(select(webhook_deliveries).where(due).order_by(_DEL.next_at).limit(most)).all():
+        held = update(webhook_deliveries).where(due, _DEL.event_id == row.event_id)
+        if connection.execute(held.values(owner=lease.owner, lease_until=lease.until)).rowcount == 1:
+            taken.append(_due_of(row, endpoint, lease.now))
+    return taken
+
+
+def _due(now: float) -> ColumnElement[bool]:
+    return and_(_DEL.next_at <= now, or_(_DEL.owner.is_(None), _DEL.lease_until <= now))
+
+
+def _one(endpoint_id: str, whose: Whose) -> tuple[Any, Any]:
+    return _END.endpoint_id == endpoint_id, whose.holds(_END.tenant)
+
+
+def _endpoint_of(row: Row[Any]) -> Endpoint:
+    return Endpoint(
+        endpoint_id=row.endpoint_id,
+        tenant=row.tenant,
+        url=row.url,
+        events=row.events.split(","),
+        created_at=row.created_at,
+        disabled_at=row.disabled_at,
+        why=row.why,
+    )
+
+
+def _delivery_of(row: Row[Any]) -> Delivery:
+    return Delivery(
+        event_id=row.event_id,
+        endpoint_id=row.endpoint_id,
+        type=row.type,
+        created_at=row.created_at,
+        tries=row.tries,
+        next_at=row.next_at,
+        delivered_at=row.delivered_at,
+        gave_up_at=row.gave_up_at,
+        last_error=row.last_error,
+    )
+
+
+def _due_of(row: Row[Any], endpoint: Row[Any], now: float) -> DueDelivery:
+    secrets = [endpoint.secret]
+    if endpoint.old_secret is not None and endpoint.old_until > now:
+        secrets.append(endpoint.old_secret)
+    return DueDelivery(row.event_id, row.endpoint_id, row.payload, row.tries, endpoint.url, secrets)

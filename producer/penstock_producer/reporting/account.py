@@ -1,0 +1,141 @@
+"""The account of a job: the figures of `report.json`, which all forms of the report are written from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock_producer.job.lanes import packs
+from penstock_producer.reporting import money
+from penstock_producer.reporting.changes import saved_tokens
+from penstock_producer.reporting.lanes import lanes_of
+from penstock_producer.reporting.money import MICRO
+from penstock_producer.reporting.reasons import retried_by_reason
+from penstock_producer.tally import Tally
+
+__all__ = ["BatchesCreated", "Report", "build"]
+
+if TYPE_CHECKING:
+    from penstock_ledger import LaneMove, MadeWith
+    from penstock_ledger.model import Counts, Job, LaneCounts
+
+
+class BatchesCreated(NamedTuple):
+    """Batches of the job that providers took."""
+
+    batches: int
+    requests: int  # in them; a document that a batch left without an answer is in a later one again
+    saved_usd: float | None  # by their discount; None: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The fields of `report.json`, in their order. Other tools read it: names stay."""
+
+    job: str
+    state: str
+    total: int
+    succeeded: int
+    succeeded_after_retry: int
+    dead: int
+    skipped: int  # deliveries of documents that were finished already, and so were not asked again
+    calls: int
+    retries: int
+    rate_limited: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float | None  # None: of some of it no price is known
+    seconds: float  # of work: pauses between two runs of the same job do not count
+    items_per_second: float
+    dead_by_reason: dict[str, int]
+    retried_by_reason: dict[str, int]  # attempts that were followed by another, or ended with their engine
+    provider_cost_usd: float | None  # the part of `cost_usd` that providers' prices make
+    gpu_cost_usd: float | None  # the part that the time of workers with a model of their own makes
+    rows_cut: dict[str, int]  # rows whose text was cut as the job asks, by column
+    tokens_saved: int  # by taking blanks out of prompts, estimated
+    repairs: int = 0  # requests that showed a model what the schema had against its answer; among `calls`
+    fallbacks: int = 0  # requests that went to the next model instead of a dead letter
+    spec_digest: str = ""  # of the job's options and its source
+    made_with: list[dict[str, Any]] = field(default_factory=list)  # releases, engines, prices; a result has its model
+    deduplicated: int = 0  # of the succeeded: took the answer to an equal request of this job, at no cost
+    cached: int = 0  # likewise of an earlier job
+    answered_twice: int = 0  # documents that were paid for again, as two lanes have answered them; in the cost
+    twice_cost_usd: float = 0.0  # of `cost_usd`: what the answers cost that came second
+    lanes: list[dict[str, Any]] = field(default_factory=list)  # where the job went, when and why
+    advice: list[str] = field(default_factory=list)  # where all documents failed alike: why, and what to do
+    cost_by_lane: list[money.LaneCost] = field(default_factory=list)
+    saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0))
+    batches: BatchesCreated | None = None  # None: its documents went into none
+
+    @property
+    def finished(self) -> int:
+        return self.succeeded + self.dead
+
+    def to_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        fields["cost_by_lane"] = money.as_json(self.cost_by_lane)
+        fields["saved"] = self.saved._asdict()
+        fields["batches"] = None if self.batches is None else self.batches._asdict()
+        return fields
+
+
+def build(
+    job: Job,
+    counts: Counts,
+    *,
+    stats: Mapping[str, int],
+    seconds: float | None = None,
+    made_with: Iterable[MadeWith] = (),
+    moves: Iterable[LaneMove] = (),
+    lanes: Sequence[LaneCounts] = (),
+    created: tuple[int, int] = (0, 0),
+) -> Report:
+    """SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw; ``created`` is how many batches
+    providers took, with how many requests.
+
+    ``seconds`` of work where the caller measured them, else the time from submit to the end.
+    """
+    spent = seconds if seconds is not None else (job.finished_at or time.time()) - job.created_at
+    finished = counts.succeeded + counts.dead
+    combinations = list(made_with)
+    cost_usd = None if any(map(money.is_unpriced, combinations)) else round(counts.cost_microusd / MICRO, 6)
+    tally, lane = Tally.of_pin(job.source), job.lane
+    by_lane = money.by_lane(counts, lanes, None if job.moves else lane, combinations)
+    saved = money.saved(counts, by_lane, combinations)
+    return Report(
+        job=job.job_key,
+        state=str(job.state),
+        total=job.total if job.total is not None else finished,
+        succeeded=counts.succeeded,
+        succeeded_after_retry=counts.succeeded_after_retry,
+        dead=counts.dead,
+        skipped=stats.get("skipped", 0),
+        calls=max(counts.calls, stats.get("calls", 0)),
+        retries=stats.get("retries", 0),
+        rate_limited=stats.get("rate_limited", 0),
+        prompt_tokens=counts.prompt_tokens,
+        completion_tokens=counts.completion_tokens,
+        cost_usd=cost_usd,
+        seconds=round(spent, 3),
+        items_per_second=round(finished / spent, 2) if spent > 0 else 0.0,
+        dead_by_reason=dict(sorted(counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0]))),
+        retried_by_reason=retried_by_reason(stats),
+        provider_cost_usd=money.cost_of_providers(by_lane),
+        gpu_cost_usd=money.cost_of_engines(by_lane),
+        repairs=stats.get("repairs", 0),
+        fallbacks=stats.get("fallbacks", 0),
+        spec_digest=job.digest,
+        made_with=[one._asdict() for one in combinations],
+        rows_cut=tally.cut,
+        tokens_saved=saved_tokens(tally),
+        deduplicated=counts.reused.get("dedup", 0),
+        cached=counts.reused.get("cache", 0),
+        answered_twice=counts.answered_twice,
+        twice_cost_usd=round(counts.twice_microusd / MICRO, 6),
+        lanes=lanes_of(moves),
+        cost_by_lane=by_lane,
+        saved=saved,
+        batches=BatchesCreated(*created, saved.batch_discount_usd) if created[0] or packs(lane) else None,
+    )

@@ -1,0 +1,151 @@
+"""What a job cost by lane, and what its batches, its equal requests and the cache saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock_producer.accepting.estimates import MTOK
+from penstock_producer.job.lanes import has_own_model, packs
+
+__all__ = [
+    "MICRO",
+    "LaneCost",
+    "Saved",
+    "as_json",
+    "by_lane",
+    "cost_of_engines",
+    "cost_of_providers",
+    "is_unpriced",
+    "saved",
+]
+
+MICRO: Final = 1_000_000
+
+if TYPE_CHECKING:
+    from penstock_ledger import MadeWith
+    from penstock_ledger.model import Counts, LaneCounts
+
+
+class LaneCost(NamedTuple):
+    """Of one lane. ``None`` for money: of some of it no price is known."""
+
+    lane: str | None  # None: see ``besides``
+    succeeded: int
+    dead: int
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float | None
+    besides: bool = False  # of what has no lane: paid besides outcomes; else outcomes that no lane is noted of
+
+    @property
+    def documents(self) -> int:
+        return self.succeeded + self.dead
+
+
+class Saved(NamedTuple):
+    """US dollars; None where the price that they are compared with is not known."""
+
+    batch_discount_usd: float | None
+    dedup_usd: float | None
+    cache_usd: float | None
+
+    @property
+    def is_any(self) -> bool:
+        return any(amount is None or amount > 0 for amount in self)
+
+
+def by_lane(
+    counts: Counts, lanes: Sequence[LaneCounts], own_lane: str | None, made_with: Sequence[MadeWith]
+) -> list[LaneCost]:
+    """The dearest first. What the ledger has no lane of belongs to ``own_lane``; that is None where a job has moved."""
+    rest = _rest(counts, lanes)
+    sums: dict[str | None, list[int]] = {one.lane: _figures(one) for one in lanes}
+    found = list[LaneCost]()
+    if own_lane is None:
+        beside = [0, 0, *counts.beside]
+        rest = [max(0, figure - paid) for figure, paid in zip(rest, beside, strict=True)]
+        if any(beside):
+            found.append(_lane_cost(None, beside, made_with)._replace(besides=True))
+    if any(rest) if own_lane is None else rest[0] or any(rest[2:]):
+        known = sums.get(own_lane, [0] * len(rest))
+        sums[own_lane] = [before + more for before, more in zip(known, rest, strict=True)]
+    found += [_lane_cost(lane, figures, made_with) for lane, figures in sums.items()]
+    return sorted(found, key=lambda one: (-(one.cost_usd or 0.0), -one.documents, one.lane or ""))
+
+
+def is_unpriced(one: MadeWith) -> bool:
+    """Whether what was made so has no known price. A price of 0 is what releases before this one wrote for that."""
+    return not (one.usd_per_hour if one.engine else one.usd_per_mtok_in or one.usd_per_mtok_out)
+
+
+def cost_of_engines(lanes: Sequence[LaneCost]) -> float | None:
+    """Of lanes that host a model."""
+    return _total([one.cost_usd for one in lanes if has_own_model(one.lane or "")])
+
+
+def cost_of_providers(lanes: Sequence[LaneCost]) -> float | None:
+    return _total([one.cost_usd for one in lanes if not has_own_model(one.lane or "")])
+
+
+def saved(counts: Counts, lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> Saved:
+    """By the prices that the job's results were made with; of equal requests else by the mean of those that were asked."""
+    return Saved(
+        _by_discount(lanes, made_with), _by_reuse("dedup", counts, made_with), _by_reuse("cache", counts, made_with)
+    )
+
+
+def _rest(counts: Counts, lanes: Sequence[LaneCounts]) -> list[int]:
+    """Both are read one after the other, and documents end in between."""
+    whole = (
+        counts.succeeded, counts.dead, counts.calls, counts.prompt_tokens, counts.completion_tokens, counts.cost_microusd,
+    )  # fmt: skip
+    known = [sum(column) for column in zip(*(_figures(one) for one in lanes), strict=True)] or [0] * len(whole)
+    return [max(0, figure - of_lanes) for figure, of_lanes in zip(whole, known, strict=True)]
+
+
+def _figures(one: LaneCounts) -> list[int]:
+    return [one.succeeded, one.dead, one.calls, one.prompt_tokens, one.completion_tokens, one.cost_microusd]
+
+
+def _lane_cost(lane: str | None, figures: Sequence[int], made_with: Sequence[MadeWith]) -> LaneCost:
+    succeeded, dead, calls, prompt, completion, microusd = figures
+    is_unknown = any(is_unpriced(one) for one in made_with if lane == one.lane or (lane is None and calls))
+    cost = None if is_unknown else round(microusd / MICRO, 6)
+    return LaneCost(lane, succeeded, dead, calls, prompt, completion, cost)
+
+
+def _by_discount(lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> float | None:
+    """A batch that cost c at a discount of d would have cost c / (1 - d)."""
+    discounts = {one.batch_discount or 0.0 for one in made_with if packs(one.lane)}
+    costs = [one.cost_usd for one in lanes if packs(one.lane or "")]
+    if not costs or discounts <= {0.0}:
+        return 0.0
+    cost = _total(costs)
+    discount = discounts.pop() if len(discounts) == 1 else 1.0
+    return None if cost is None or discount == 1.0 else round(cost * discount / (1.0 - discount), 6)
+
+
+def _by_reuse(how: str, counts: Counts, made_with: Sequence[MadeWith]) -> float | None:
+    number = counts.reused.get(how, 0)
+    if not number:
+        return 0.0
+    if any(map(is_unpriced, made_with)):
+        return None
+    prices = {(one.usd_per_mtok_in, one.usd_per_mtok_out) for one in made_with if not one.engine}
+    if len(prices) == 1 and not any(one.engine for one in made_with):
+        per_input, per_output = prices.pop()
+        prompt, completion = counts.reused_tokens.get(how, (0, 0))
+        return round((prompt * (per_input or 0.0) + completion * (per_output or 0.0)) / MTOK, 6)
+    asked = counts.succeeded - sum(counts.reused.values())
+    return round(number * counts.cost_microusd / MICRO / asked, 6) if asked > 0 else None
+
+
+def _total(costs: Sequence[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return round(sum(known), 6) if len(known) == len(costs) else None
+
+
+def as_json(lanes: Sequence[LaneCost]) -> list[dict[str, Any]]:
+    return [one._asdict() for one in lanes]

@@ -1,0 +1,31 @@
+"""A pause as people need it: when it ends by itself, and how to end it now."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import TYPE_CHECKING
+
+from penstock_producer.reporting.text import duration
+
+__all__ = ["ends_by_itself", "pause_lines"]
+
+if TYPE_CHECKING:
+    from penstock_ledger.model import Job
+
+
+def ends_by_itself(job: Job) -> bool:
+    """A paused job that resumes by itself: its provider said how long to wait."""
+    return job.state == "paused" and job.resume_at is not None
+
+
+def pause_lines(job: Job, option: str, now: float | None = None) -> list[str]:
+    """What to say of a paused job below its reason; nothing of others. ``option`` is repeated in the command shown."""
+    if job.state != "paused":
+        return []
+    command = f"penstock resume {shlex.quote(job.job_key)}{option}"
+    if job.resume_at is None:
+        return [f"it waits for a person: remove the reason, then:  {command}"]
+    left = max(0.0, job.resume_at - (time.time() if now is None else now))
+    at = time.strftime("%H:%M:%S", time.localtime(job.resume_at))
+    return [f"it goes on by itself at {at} (in {duration(left)}); to go on now:  {command}"]

@@ -1,0 +1,32 @@
+"""Prices in words: the same wherever they are shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock_producer.reporting.text import usd
+
+__all__ = ["known_from", "per_million", "spent", "usd_or_unknown"]
+
+if TYPE_CHECKING:
+    from penstock_producer.prices.token_prices import ModelPrices
+
+UNKNOWN = "unknown"
+
+
+def per_million(per_input: float, per_output: float) -> str:
+    return f"{usd(per_input)} in, {usd(per_output)} out per million tokens"
+
+
+def known_from(prices: ModelPrices) -> str:
+    """Where they come from, and when they were compared."""
+    return "by settings" if prices.checked is None else f"as {prices.source} had them on {prices.checked}"
+
+
+def usd_or_unknown(amount: float | None) -> str:
+    return UNKNOWN if amount is None else usd(amount)
+
+
+def spent(amount: float, tokens: int) -> str:
+    """Tokens that have cost nothing were answered without a known price: that is not the same as $0.00."""
+    return usd_or_unknown(None if tokens and not amount else amount)

@@ -1,0 +1,126 @@
+"""Sentences of the report that more than one of its forms has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock_producer.reporting.prices import UNKNOWN, per_million, usd_or_unknown
+from penstock_producer.reporting.text import argument, count, counted, duration, one_line, safe, usd
+
+__all__ = [
+    "REASONS_SHOWN",
+    "Reason",
+    "batches_line",
+    "counted_batches",
+    "lane_lines",
+    "lane_name",
+    "made_with_line",
+    "milliseconds",
+    "moment",
+    "reasons_of",
+    "saved_line",
+    "saved_rows",
+    "twice_line",
+]
+
+if TYPE_CHECKING:
+    from penstock_producer.reporting.account import BatchesCreated, Report
+    from penstock_producer.reporting.money import LaneCost, Saved
+
+REASONS_SHOWN = 30  # on a page; the others are counted together
+REASON_CHARS = 120
+
+
+class Reason(NamedTuple):
+    """Why documents are dead letters."""
+
+    reason: str
+    documents: int
+    command: str  # that lists them; none for those that are counted together
+
+
+def reasons_of(report: Report, dlq_command: str) -> list[Reason]:
+    """The most frequent first."""
+    rows = list(report.dead_by_reason.items())
+    shown = [
+        Reason(one_line(reason, REASON_CHARS), number, f"{dlq_command} --reason {argument(reason)}")
+        for reason, number in rows[:REASONS_SHOWN]
+    ]
+    rest = rows[REASONS_SHOWN:]
+    if not rest:
+        return shown
+    return [*shown, Reason(f"{count(len(rest))} more reasons", sum(number for _, number in rest), "")]
+
+
+def lane_lines(lanes: Sequence[LaneCost]) -> Iterator[str]:
+    """What each lane answered, where there was more than one."""
+    for one in lanes if len(lanes) > 1 else ():
+        name = lane_name(one) if one.lane is None else f"lane {lane_name(one)}"
+        yield f"{name}: {counted(one.documents, 'document')}, {usd_or_unknown(one.cost_usd)}"
+
+
+def lane_name(one: LaneCost) -> str:
+    if one.besides:
+        return "besides, in lanes that the job has left"
+    return "without a lane (refused or cancelled, or of an earlier release)" if one.lane is None else safe(one.lane)
+
+
+def twice_line(report: Report) -> Iterator[str]:
+    if report.answered_twice:
+        yield (
+            f"{count(report.answered_twice)} documents were answered twice, as the job has changed its lane: "
+            f"{usd(report.twice_cost_usd)} of the cost"
+        )
+
+
+def batches_line(created: BatchesCreated | None) -> Iterator[str]:
+    if created is not None and created.batches:
+        yield f"{count(created.requests)} requests in {counted_batches(created.batches)}"
+
+
+def counted_batches(number: int) -> str:
+    return "1 batch" if number == 1 else f"{count(number)} batches"
+
+
+def saved_rows(saved: Saved) -> list[tuple[str, str]]:
+    """By what, and how much; what saved nothing is left out."""
+    names = ("the batch discount", "answers to equal requests", "the cache")
+    amounts = zip(names, saved, strict=True)
+    return [(name, usd_or_unknown(amount)) for name, amount in amounts if amount is None or amount > 0]
+
+
+def saved_line(saved: Saved) -> Iterator[str]:
+    if rows := saved_rows(saved):
+        yield "saved: " + ", ".join(
+            f"{amount} by {name}" if amount != UNKNOWN else f"an unknown amount by {name}" for name, amount in rows
+        )
+
+
+def made_with_line(one: Mapping[str, Any]) -> str:
+    """Of one combination: the release, what computed, and at which price."""
+    who = safe(one["engine"]) if one["engine"] else f"provider {safe(one['provider'])}"
+    return f"made with Penstock {safe(one['penstock'])} · {who} · {_price(one)}"
+
+
+def _price(one: Mapping[str, Any]) -> str:
+    if one["engine"]:
+        return (
+            f"{usd(one['usd_per_hour'])} an hour"
+            if one["usd_per_hour"]
+            else "price unknown (neither cost.usd_per_gpu_hour nor cost.card is set)"
+        )
+    per_input, per_output = one["usd_per_mtok_in"], one["usd_per_mtok_out"]
+    if not per_input and not per_output:
+        return "price unknown"
+    return per_million(per_input or 0.0, per_output or 0.0)
+
+
+def moment(at: float) -> str:
+    """To the second, as everywhere in the world."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+def milliseconds(number: int) -> str:
+    return f"{count(number)} ms" if number < 10_000 else duration(number / 1000)

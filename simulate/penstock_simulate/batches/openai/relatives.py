@@ -1,0 +1,165 @@
+"""Providers whose batch API has OpenAI's form with differences, played where `--like` names them.
+
+Nothing here was compared with the providers themselves: it follows what they publish. Azure: learn.microsoft.com
+.../foundry/reference/rest/batches-create-batch. Groq: groq-python, its batch_create_params. Together: docs.together.ai
+/reference/upload-file and together-python, its resources and types of batches. Mistral: mistralai/client-python,
+docs/sdks/batchjobs and docs/sdks/files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from penstock_simulate.answers import refusals
+from penstock_simulate.batches import pages
+from penstock_simulate.batches.refused import Refused
+
+Shown = dict[str, Any]
+MISTRAL_PAGE = 100
+MISTRAL = {
+    "validating": "QUEUED",
+    "in_progress": "RUNNING",
+    "finalizing": "RUNNING",
+    "completed": "SUCCESS",
+    "failed": "FAILED",
+    "expired": "TIMEOUT_EXCEEDED",
+    "cancelling": "CANCELLATION_REQUESTED",
+    "cancelled": "CANCELLED",
+}
+
+
+def _as_it_is(shown: Shown) -> Shown:
+    return shown
+
+
+def _behind(names: Sequence[str], query: Mapping[str, str], default: int, most: int) -> tuple[Sequence[str], bool]:
+    """From behind the one that `after` names."""
+    return pages.after(names, query.get("after"), pages.limit_of(query, default, most))
+
+
+def _all(names: Sequence[str], query: Mapping[str, str], default: int, most: int) -> tuple[Sequence[str], bool]:
+    return names, False
+
+
+def _numbered(names: Sequence[str], query: Mapping[str, str], default: int, most: int) -> tuple[Sequence[str], bool]:
+    number, size = int(query.get("page", "0")), int(query.get("page_size", str(MISTRAL_PAGE)))
+    return names[number * size : (number + 1) * size], False
+
+
+def _framed(rows: list[Shown], more: bool) -> Any:
+    return {"object": "list"} | pages.listed(rows, more=more)
+
+
+def _bare(rows: list[Shown], more: bool) -> Any:
+    return rows
+
+
+def _in_data(rows: list[Shown], more: bool) -> Any:
+    return {"object": "list", "data": rows}
+
+
+def _asked_of_together(given: Shown) -> Shown:
+    """`completion_window` may be left out; metadata are not known."""
+    return {"completion_window": "24h", **{name: given[name] for name in given if name != "metadata"}}
+
+
+def _shown_by_together(shown: Shown) -> Shown:
+    counts = shown["request_counts"]
+    done, problems = counts["completed"] + counts["failed"], (shown["errors"] or {}).get("data", ())
+    return {
+        "id": shown["id"],
+        "user_id": "user_simulated",
+        "input_file_id": shown["input_file_id"],
+        "file_size_bytes": 0,
+        "status": shown["status"].upper().replace("CANCELLING", "CANCELING"),
+        "job_deadline": _in_words(shown["expires_at"]),
+        "created_at": _in_words(shown["created_at"]),
+        "endpoint": shown["endpoint"],
+        "progress": 100 * done / counts["total"] if counts["total"] else 0.0,
+        "model_id": shown["model"],
+        "output_file_id": shown["output_file_id"],
+        "error_file_id": shown["error_file_id"],
+        "error": "; ".join(problem["message"] for problem in problems) or None,
+    }
+
+
+def _asked_of_mistral(given: Shown) -> Shown:
+    inputs = given.get("input_files")
+    if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(given.get("model"), str):
+        raise Refused(refusals.invalid("This simulator takes one of input_files, and needs a model.", status=422))
+    asked: Shown = {name: given[name] for name in ("endpoint", "metadata", "model") if name in given}
+    return {**asked, "completion_window": "24h", "input_file_id": inputs[0]}
+
+
+def _shown_by_mistral(shown: Shown) -> Shown:
+    counts, problems = shown["request_counts"], (shown["errors"] or {}).get("data", ())
+    return {
+        "id": shown["id"],
+        "object": "batch",
+        "input_files": [shown["input_file_id"]],
+        "endpoint": shown["endpoint"],
+        "model": shown["model"],
+        "metadata": shown["metadata"],
+        "status": MISTRAL[shown["status"]],
+        "created_at": shown["created_at"],
+        "output_file": shown["output_file_id"],
+        "error_file": shown["error_file_id"],
+        "errors": [{"message": problem["message"], "count": 1} for problem in problems],
+        "total_requests": counts["total"],
+        "completed_requests": counts["completed"] + counts["failed"],
+        "succeeded_requests": counts["completed"],
+        "failed_requests": counts["failed"],
+    }
+
+
+def _in_words(unix: float) -> str:
+    return datetime.fromtimestamp(unix, UTC).isoformat().replace("+00:00", "Z")
+
+
+class Relative(NamedTuple):
+    """How one provider differs from OpenAI."""
+
+    roots: tuple[str, ...] = ("/v1",)
+    upload: str = "/files"
+    needed: tuple[str, ...] = ()  # fields of an upload besides the file and its purpose
+    purpose: str = "batch"
+    batches: str = "/batches"
+    bare_lines: bool = False  # of an id and a body
+    key_header: str | None = None  # instead of Authorization
+    checks_files: bool = False  # an upload is pending for `--batch-step-s`, and no batch is made of it until then
+    asked: Callable[[Shown], Shown] = _as_it_is  # what a create was given, as OpenAI is given it
+    shown: Callable[[Shown], Shown] = _as_it_is
+    made_in: str | None = None  # the field of a create's answer with the batch
+    page: Callable[[Sequence[str], Mapping[str, str], int, int], tuple[Sequence[str], bool]] = _behind
+    frame: Callable[[list[Shown], bool], Any] = _framed  # of a page of batches
+    files_frame: Callable[[list[Shown], bool], Any] = _framed
+
+
+OPENAI = Relative()
+RELATIVES: Mapping[str, Relative] = {
+    "azure": Relative(roots=("/v1", "/openai/v1"), key_header="api-key", checks_files=True),
+    "groq": Relative(roots=("/v1", "/openai/v1")),
+    "together": Relative(
+        upload="/files/upload",
+        needed=("file_name",),
+        purpose="batch-api",
+        bare_lines=True,
+        asked=_asked_of_together,
+        shown=_shown_by_together,
+        made_in="job",
+        page=_all,
+        frame=_bare,
+        files_frame=_in_data,
+    ),
+    "mistral": Relative(
+        batches="/batch/jobs",
+        bare_lines=True,
+        asked=_asked_of_mistral,
+        shown=_shown_by_mistral,
+        page=_numbered,
+        frame=_in_data,
+        files_frame=_in_data,
+    ),
+}

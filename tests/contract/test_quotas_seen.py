@@ -1,0 +1,42 @@
+"""The few fields that the dashboard reads of a quota say what the rate limiter itself says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from one_quota import Redis, both
+from servers import RedisServer
+
+from penstock_ledger import quotas_seen
+from penstock_ratelimit.store.messages import ProviderReport
+from penstock_ratelimit.watch import read_quotas
+
+
+def test_the_dashboard_sees_of_a_quota_what_the_limiter_sees(redis_server: RedisServer) -> None:
+    """Limits, requests so far, 429s, a pause that the provider asked for and a hold, by the same clock."""
+    quota = Redis(redis_server, both())
+    quota.sleep(100)
+    quota.reserve((1, 200), (1, 100))
+    quota.reserve(pause_s=30, report=ProviderReport(throttled=1))
+    quota.report(ProviderReport(hold="out_of_credit"))
+    quota.sleep(5)
+    (view,) = read_quotas(quota.raw, quota_ids=[quota.quota.id], clock_us=quota.clock)
+    (seen,) = quotas_seen(quota.raw, clock_us=quota.clock)
+    assert seen.limits == {one.name: pytest.approx(one.limit) for one in view.dimensions}
+    assert (seen.granted, seen.throttled, seen.failures) == (view.granted, view.throttled, view.failures)
+    assert (seen.hold, view.hold) == ("out_of_credit", "out_of_credit")
+    assert [seen.held_s, view.held_s] == pytest.approx([5, 5])
+    assert seen.pause_left_s == pytest.approx(view.pause_left_s)
+    assert seen.open_left_s == pytest.approx(view.open_left_s)
+
+
+def test_what_cannot_be_read_is_left_out(redis_server: RedisServer) -> None:
+    """Anyone who reaches Redis may write there: odd texts are no figures, and stop no page."""
+    client = redis_server.client()
+    client.sadd("penstock:quotas", "odd", "gone")
+    odd: dict[Any, Any] = {"config": b"{", "n": b"many", "bs": b"nan", "nb": b"inf", "hold": b"\xff", "hat": b"x"}
+    client.hset("penstock:{q:odd}", mapping=odd)
+    gone, seen = quotas_seen(client)
+    assert (gone.quota_id, gone.granted, gone.hold) == ("gone", 0, "")
+    assert (seen.limits, seen.granted, seen.pause_left_s, seen.hold) == ({}, 0, 0.0, "\ufffd")

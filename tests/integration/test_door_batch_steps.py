@@ -1,0 +1,262 @@
+"""The steps of a batch, ended at every write that they make: done again, they come to the same. The fleet is played."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_door import as_jsonl, chat
+from doors import door_settings
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.batches.finish import never_begun
+from penstock_gateway.batches.steps import Steps
+from penstock_gateway.batches.usage import Details
+from penstock_gateway.files.store import FileStore, FileWriting
+from penstock_ledger import (
+    EVERYONE,
+    BatchesAsked,
+    Database,
+    DoorBatch,
+    DoorBatchState,
+    DoorBatchStore,
+    JobStore,
+    LeasedBatch,
+    NewDoorBatch,
+    NewEndpoint,
+    OutcomeStore,
+    WebhookStore,
+    Whose,
+    open_database,
+)
+from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, JobState, Result
+
+LINES = 6
+ANSWER = b'{"id":"x","usage":{"prompt_tokens":3,"completion_tokens":2}}'
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Mortal:
+    """Ends the process that writes for the ``at``-th time, before that write: what stands behind the one before is done."""
+
+    def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._write = database.write
+        self.at = self.writes = 0
+        self._at_work = False  # whether a door is, whose writes are counted
+        monkeypatch.setattr(database, "write", self.write)
+        monkeypatch.setattr(FileWriting, "discard", lambda _: None)  # a process that is killed tidies nothing up
+
+    def arm(self, at: int) -> None:
+        self.at, self.writes = at, 0
+
+    def step(self, backend: Backend, leased: LeasedBatch) -> bool:
+        """One step of a door; False where it was its last."""
+        self._at_work = True
+        try:
+            Steps(backend, threading.Event()).step(leased)
+        except Killed:
+            return False
+        finally:
+            self._at_work = False
+        return True
+
+    def write(self, work: Callable[[Any], Any]) -> Any:
+        if not self._at_work:
+            return self._write(work)
+        self.writes += 1
+        if self.writes == self.at:
+            raise Killed
+        return self._write(work)
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[Backend]:
+    made = Backend(door_settings(tmp_path))
+    yield made
+    made.producer.close()
+    made.database.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DoorBatchStore]:
+    on_sqlite = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path}/ledger.db" if on_sqlite else request.getfixturevalue("postgres_url")
+    database = open_database(url)
+    database.migrate()
+    yield DoorBatchStore(database)
+    database.close()
+
+
+def new_batch(backend: Backend, name: str, window_s: float = 3600.0) -> DoorBatch:
+    lines = as_jsonl(chat(n) for n in range(LINES)).splitlines(keepends=True)
+    file = FileStore(backend.settings, backend.database).create_from(
+        lines, tenant="t1", filename="in.jsonl", purpose="batch"
+    )
+    assert file is not None
+    new = NewDoorBatch(name, "openai", "t1", "/v1/chat/completions", file.file_id, window_s)
+    return DoorBatchStore(backend.database).add(new)[0]
+
+
+def one_round(backend: Backend, mortal: Mortal) -> None:
+    store = DoorBatchStore(backend.database)
+    for due in store.due(10):
+        leased = store.lease(due, "door", 0.0)
+        assert leased is not None
+        mortal.step(backend, leased)
+
+
+def steps_until(backend: Backend, batch_id: str, fleet: Callable[[Job], None], mortal: Mortal) -> DoorBatch:
+    """Bring a batch to its end, in processes that may be killed; ``fleet`` plays what becomes of its job."""
+    for _ in range(50):
+        one_round(backend, mortal)
+        batch = DoorBatchStore(backend.database).get(batch_id)
+        assert batch is not None
+        if batch.state.final:
+            return batch
+        if batch.job_id is not None:
+            fleet(JobStore(backend.database).get(batch.job_id))
+    raise AssertionError("the batch has not ended")
+
+
+def settle(backend: Backend, job: Job, answered: int, end: JobState) -> None:
+    keys = [ItemKey(job.job_id, 1, f"doc-{n}") for n in range(LINES)]
+    results = [Result(key, 200, ANSWER, None, "sim", "stop", 3, 2, 0, 5, 1, 1) for key in keys[:answered]]
+    letters = [DeadLetter(key, "cancelled", 0, 0, "written off", None, b"{}", None) for key in keys[answered:]]
+    OutcomeStore(backend.database).settle(results, letters)
+    JobStore(backend.database).set_state(job.job_id, end, reason=job.reason, expect=list(JobState))
+
+
+def played(backend: Backend, *, completes: bool) -> Callable[[Job], None]:
+    def fleet(job: Job) -> None:
+        if job.state is JobState.CANCELLING:
+            settle(backend, job, 2, JobState.CANCELLED)
+        elif completes and job.state is JobState.RUNNING:
+            settle(backend, job, LINES, JobState.COMPLETED)
+
+    return fleet
+
+
+@pytest.mark.parametrize("way", ["completed", "cancelled", "expired"])
+def test_a_door_that_is_killed_at_any_write_goes_on(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """One job, one file of each kind, every line once, one event, whichever write of a step was the last of its process."""
+    mortal = Mortal(backend.database, monkeypatch)
+    store, files = DoorBatchStore(backend.database), FileStore(backend.settings, backend.database)
+    fleet = played(backend, completes=way == "completed")
+    hooks = WebhookStore(backend.database)
+    hooks.add(NewEndpoint("we_1", "t1", "https://example.com/", "whsec_eA", [f"batch.{way}"]))
+    for at in range(1, 40):
+        batch_id = f"batch_{way}{at:02}"
+        new_batch(backend, batch_id, 0.001 if way == "expired" else 3600.0)
+        mortal.arm(at)
+        while way == "cancelled" and store.get(batch_id).state is DoorBatchState.VALIDATING:  # type: ignore[union-attr]
+            one_round(backend, mortal)
+        if way == "cancelled":
+            store.cancel(batch_id)
+        batch = steps_until(backend, batch_id, fleet, mortal)
+        if mortal.writes < at:
+            assert at > 5
+            return
+        jobs = [job for job in JobStore(backend.database).list() if job.job_key == batch_id]
+        assert (batch.state, len(jobs)) == (way, 1)
+        assert [one.type for one in hooks.deliveries("we_1", 100)] == [f"batch.{way}"] * at
+        written = [file for file in page_of(files) if file.filename.startswith(batch_id)]
+        assert {file.file_id for file in written} == {batch.output_file_id, batch.error_file_id} - {None}
+        lines = [json.loads(one) for file in written for one in Path(files.place(file)).read_bytes().splitlines()]
+        assert sorted(one["custom_id"] for one in lines) == sorted(f"doc-{n}" for n in range(LINES))
+        assert len({one["id"] for one in lines}) == LINES
+        done = LINES if way == "completed" else 2
+        assert (batch.counts["succeeded"], batch.counts["total"]) == (done, LINES)
+        assert batch.usage is not None
+        assert batch.usage["total_tokens"] == 5 * done
+    raise AssertionError("a batch has no end of writes")
+
+
+def page_of(files: FileStore) -> Any:
+    page = files.rows.page(EVERYONE, limit=1_000)
+    assert page is not None
+    return page.files
+
+
+def test_a_batch_that_is_cancelled_before_it_is_a_job_names_every_request(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error file has a line for each, with batch_cancelled, and no job is made of it."""
+    new_batch(backend, "batch_early")
+    DoorBatchStore(backend.database).cancel("batch_early")
+    batch = steps_until(backend, "batch_early", lambda job: None, Mortal(backend.database, monkeypatch))
+    assert (batch.state, batch.job_id, batch.counts["total"]) == ("cancelled", None, LINES)
+    file = FileStore(backend.settings, backend.database)
+    found = next(one for one in page_of(file) if one.file_id == batch.error_file_id)
+    written = Path(file.place(found)).read_bytes()
+    lines = [json.loads(one) for one in written.splitlines()]
+    assert [one["error"]["code"] for one in lines] == ["batch_cancelled"] * LINES
+    again = [json.loads(one) for one in never_begun(backend, batch)]
+    assert [one["custom_id"] for one in again] == [one["custom_id"] for one in lines], "the route /errors says the same"
+
+
+def test_a_process_that_has_lost_its_lease_writes_nothing(store: DoorBatchStore) -> None:
+    """Its fence is an old one then; and a batch that its caller has cancelled meanwhile is not moved on."""
+    store.add(NewDoorBatch("batch_a", "openai", None, "/v1/embeddings", "file-x", 3600.0))
+    first = store.lease("batch_a", "one", 0.0)
+    second = store.lease("batch_a", "two", 60.0)
+    assert first is not None
+    assert second is not None
+    assert store.lease("batch_a", "three", 60.0) is None
+    assert store.due(10) == []
+    assert store.move(first, DoorBatchState.FAILED) is None
+    assert not store.renew(first, 60.0)
+    assert store.renew(second, 60.0)
+    cancelled = store.cancel("batch_a")
+    assert cancelled is not None
+    assert cancelled.state == "cancelling"
+    assert store.move(second, DoorBatchState.IN_PROGRESS, job_id="job_x") is None
+    store.release(second)
+    assert store.due(10) == ["batch_a"]
+
+
+def test_pages_of_batches_are_of_one_tenant(store: DoorBatchStore) -> None:
+    """Newest first, after and before an id; one of another tenant is not there."""
+    for n in range(4):
+        tenant = "b" if n == 2 else "a"
+        store.add(NewDoorBatch(f"batch_{n}", "openai", tenant, "/v1/embeddings", "file-x", 3600.0))
+    theirs = Whose("a")
+    first = store.page(BatchesAsked("openai", 2, theirs))
+    assert first is not None
+    assert ([one.batch_id for one in first.batches], first.has_more) == (["batch_3", "batch_1"], True)
+    rest = store.page(BatchesAsked("openai", 2, theirs, after="batch_1"))
+    assert rest is not None
+    assert ([one.batch_id for one in rest.batches], rest.has_more) == (["batch_0"], False)
+    newer = store.page(BatchesAsked("openai", 1, theirs, before="batch_0"))
+    assert newer is not None
+    assert ([one.batch_id for one in newer.batches], newer.has_more) == (["batch_1"], True)
+    assert store.page(BatchesAsked("openai", 2, theirs, after="batch_2")) is None
+    everyone = store.page(BatchesAsked("openai", 9, EVERYONE))
+    assert everyone is not None
+    assert len(everyone.batches) == 4
+
+
+def test_one_malformed_answer_takes_nothing_from_the_spend_of_the_others() -> None:
+    """Parity 10: tokens that were paid for are the ledger's; cached and reasoning tokens are added up where they can be read."""
+    details = Details()
+    good = b'{"usage":{"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":7}}}'
+    responses = b'{"usage":{"input_tokens_details":{"cached_tokens":1},"output_tokens_details":{"reasoning_tokens":2}}}'
+    odd = (b"<html>", b"{", b'{"usage":7}', b'{"usage":{"prompt_tokens_details":{"cached_tokens":"x"}}}', b"[]")
+    for body in (good, *odd, responses):
+        details.add(body)
+    counts = Counts(
+        succeeded=7, succeeded_after_retry=0, dead=0, dead_by_reason={}, calls=7, prompt_tokens=50, completion_tokens=20,
+        cost_microusd=0,
+    )  # fmt: skip
+    assert details.usage(counts) == {
+        "input_tokens": 50, "input_tokens_details": {"cached_tokens": 5}, "output_tokens": 20,
+        "output_tokens_details": {"reasoning_tokens": 9}, "total_tokens": 70,
+    }  # fmt: skip

@@ -1,0 +1,124 @@
+"""What belongs to another tenant is not there: every route of the doors, whichever rooms there are."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+from door_objects import MAKERS, OF_OPERATORS, Maker
+from doors import door, door_settings, new_key
+from fastapi.routing import iter_route_contexts
+from servers import RedisServer
+
+from penstock_gateway import GatewaySettings, create_app
+from penstock_ledger import open_database
+
+READ_S = 3.0  # for the head of an answer; streams of events have no end
+PARAMETER = re.compile(r"\{[^}]+\}")
+SCOPES = ("read", "write", "infer")
+OTHER_NAME = "x-1"  # of what is named behind the first parameter
+
+
+class Route(NamedTuple):
+    method: str
+    path: str
+
+
+def routes() -> list[Route]:
+    found = [
+        Route(method, context.path)
+        for context in iter_route_contexts(create_app(GatewaySettings()).routes)
+        if context.path is not None
+        for method in sorted(getattr(context, "methods", None) or ())
+    ]
+    assert Route("GET", "/health") in found, "routes were not found: the test would prove nothing"
+    return found
+
+
+def maker_of(path: str) -> Maker:
+    fitting = [start for start in MAKERS if path.startswith(start)]
+    assert fitting, f"{path}: say in tests/door_objects.py what its first parameter names"
+    return MAKERS[max(fitting, key=len)]
+
+
+NAMING = [one for one in routes() if PARAMETER.search(one.path) and not one.path.startswith(OF_OPERATORS)]
+LISTING = [
+    one for one in routes() if one.method == "GET" and one.path.startswith("/v1/") and not PARAMETER.search(one.path)
+]
+
+
+class World(NamedTuple):
+    settings: GatewaySettings
+    url: str
+    owner: str  # a key of tenant `alpha`, who has all objects
+    other: str  # a key of tenant `beta`
+
+    def made(self, maker: Maker) -> str:
+        database = open_database(self.settings.database_url)
+        try:
+            return maker(database, self.settings, "alpha")
+        finally:
+            database.close()
+
+    def ask(self, method: str, path: str, secret: str) -> tuple[int, bytes]:
+        """Status and the beginning of the body."""
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=READ_S)
+        body = b"{}" if method in ("POST", "PUT", "PATCH") else None
+        headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, b"" if answer.status < 300 else answer.read(65_536)
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) -> Iterator[World]:
+    settings = door_settings(tmp_path_factory.mktemp("door"), _shared_redis.url)
+    owner, other = (new_key(settings, tenant, *SCOPES) for tenant in ("alpha", "beta"))
+    with door(settings) as url:
+        yield World(settings, url, owner, other)
+
+
+@pytest.mark.parametrize("route", NAMING, ids=lambda route: f"{route.method} {route.path}")
+def test_what_another_tenant_has_is_not_there(world: World, route: Route) -> None:
+    """404 with the words of an id that never was; where the request itself is refused first, it is for both."""
+    named = world.made(maker_of(route.path))
+    unknown = ("A" if named[-1] != "A" else "B").join((named[:-1], ""))
+    to_theirs, to_unknown = (filled(route.path, name) for name in (named, unknown))
+    theirs = world.ask(route.method, to_theirs, world.other)
+    nothing = world.ask(route.method, to_unknown, world.other)
+    assert without(theirs[1], named) == without(nothing[1], unknown)
+    assert theirs[0] == nothing[0]
+    if theirs[0] != 404:
+        assert theirs[0] in (303, 400, 401, 403, 405, 415, 422), f"another tenant is answered {theirs[0]}"
+        assert world.ask(route.method, to_theirs, world.owner)[0] == theirs[0]
+
+
+@pytest.mark.parametrize("route", LISTING, ids=lambda route: f"{route.method} {route.path}")
+def test_lists_have_nothing_of_another_tenant(world: World, route: Route) -> None:
+    """No list names an object of another tenant."""
+    made = [world.made(maker) for maker in dict.fromkeys(MAKERS.values())]
+    connection = http.client.HTTPConnection(urlsplit(world.url).netloc, timeout=READ_S)
+    connection.request("GET", route.path, headers={"authorization": f"Bearer {world.other}"})
+    try:
+        body = connection.getresponse().read(1_000_000).decode()
+    finally:
+        connection.close()
+    assert not [name for name in made if name in body]
+
+
+def filled(path: str, first: str) -> str:
+    """The path with its first parameter, and another name for each further one."""
+    names = iter([first])
+    return PARAMETER.sub(lambda _: next(names, OTHER_NAME), path)
+
+
+def without(body: bytes, name: str) -> str:
+    """An answer without the id that was asked for, and without its own."""
+    return re.sub(r"req_[A-Za-z0-9]+", "", body.decode().replace(name, "ID"))

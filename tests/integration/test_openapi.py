@@ -1,0 +1,130 @@
+"""The OpenAPI document, and schemathesis, which asks a real door what the document promises."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import schemathesis
+from doors import door, door_settings
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from servers import RedisServer
+
+from penstock_gateway import create_app
+
+EXAMPLES: Final = 5  # of each operation
+OURS: Final = ("/v1/jobs", "/v1/schedules", "/v1/notifications")
+SLOW: Final = (
+    HealthCheck.too_slow,
+    HealthCheck.filter_too_much,
+    HealthCheck.data_too_large,
+    HealthCheck.large_base_example,
+)
+SPEC: Final = {"open": True, "prompt": "Summarise: {text}", "model": "gpt-x"}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) -> Iterator[str]:
+    with door(door_settings(tmp_path_factory.mktemp("door"), _shared_redis.url)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def document(url: str) -> Any:
+    with urllib.request.urlopen(f"{url}/openapi.json") as answer:
+        return json.load(answer)
+
+
+@pytest.fixture(scope="module")
+def asked(url: str, document: Any) -> Any:
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=url)
+    return schema
+
+
+def test_a_door_answers_as_its_document_says(asked: Any, url: str) -> None:
+    """Whatever a request holds, no answer is a fault, and those about jobs have a status, type and shape that it names."""
+    chosen = asked.exclude(path_regex=r"/events$").exclude(path_regex=r"^/v1/files")  # endless, and no JSON
+    operations = [found.ok() for found in chosen.get_all_operations()]
+    assert len(operations) > 15
+    for operation in operations:
+        ask(operation, url)
+
+
+def ask(operation: Any, url: str) -> None:
+    """Some requests to one operation, the same ones in each run."""
+    checks: list[Any] = [not_a_server_error]
+    if operation.path.startswith(OURS):
+        checks += [status_code_conformance, content_type_conformance, response_schema_conformance]
+
+    job = open_job(url, operation.label)
+
+    @given(case=operation.as_strategy())
+    @settings(max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=SLOW)
+    def one(case: Any) -> None:
+        if "job" in (case.path_parameters or {}):
+            case.path_parameters["job"] = job
+        case.call_and_validate(checks=checks)
+
+    one()
+
+
+def open_job(url: str, label: str) -> str:
+    """One of its own for each operation, so that what is asked of it meets a job."""
+    body = json.dumps({**SPEC, "job": f"probe {label}"[:100]}).encode()
+    request = urllib.request.Request(f"{url}/v1/jobs", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return str(json.load(answer)["id"])
+
+
+def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if path.startswith(OURS):
+                yield path, method, operation
+
+
+def test_every_operation_of_jobs_is_told_whole(document: Any) -> None:
+    """Each says what it does and has a tag, an example of its answer, and errors as problem details."""
+    found = list(operations(document))
+    assert len(found) >= 18
+    for path, method, operation in found:
+        where = f"{method} {path}"
+        assert operation["summary"], where
+        assert operation["description"], where
+        assert operation["tags"] in (["jobs"], ["schedules"]), where
+        problem = operation["responses"]["404"]["content"]["application/problem+json"]
+        assert problem["schema"]["$ref"] == "#/components/schemas/Problem", where
+        assert "422" not in operation["responses"], where
+        good = [answer for status, answer in operation["responses"].items() if status in ("200", "201")]
+        assert all(has_example(document, answer["content"]) for answer in good), where
+        if "requestBody" in operation:
+            assert has_example(document, operation["requestBody"]["content"]), where
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "apiKey"}
+
+
+def has_example(document: Any, content: Any) -> bool:
+    for told in content.values():
+        schema = told["schema"]
+        options = [schema, *schema.get("anyOf", [])]
+        named = [one["$ref"].rpartition("/")[2] for one in options if "$ref" in one]
+        if "example" not in told and not any(document["components"]["schemas"][name].get("examples") for name in named):
+            return False
+    return True
+
+
+def test_the_document_is_made_without_a_server(tmp_path: Path) -> None:
+    """The document depends on no database, so that it can be written into the docs."""
+    app = create_app(door_settings(tmp_path))
+    assert app.openapi() is app.openapi()
+    assert not (tmp_path / "ledger.db").exists()

@@ -1,0 +1,152 @@
+"""`penstock serve` from the outside: batches by the unmodified SDK, ends of every kind, and resumption."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import openai
+import pytest
+from machine import Machine, eventually, simulator
+from servers import free_port
+
+BATCH = 60  # documents of one batch
+STARTED_S = 60.0
+
+
+class Served:
+    """One `penstock serve` after another over the same state folder."""
+
+    def __init__(self, machine: Machine, provider_url: str) -> None:
+        self.machine = machine
+        self.port = free_port()
+        self.flags = [
+            "serve",
+            "--port",
+            str(self.port),
+            "--state",
+            "state",
+            "--base-url",
+            provider_url,
+            "--no-progress",
+        ]
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=5)
+
+    def start(self) -> None:
+        self.process = self.machine.start(*self.flags)
+        eventually(self.healthy, STARTED_S)
+
+    def healthy(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.process.communicate()[0]
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    def end(self, number: signal.Signals) -> tuple[int, str]:
+        assert self.process is not None
+        self.process.send_signal(number)
+        told, _ = self.process.communicate(timeout=STARTED_S)
+        return self.process.returncode, told
+
+    def processes(self) -> list[str]:
+        """Those that work in the folder."""
+        return self.machine.leftovers()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with simulator("--latency-ms", "50") as provider:
+        one = Served(Machine(tmp_path), provider.url)
+        try:
+            yield one
+        finally:
+            if one.process is not None and one.process.poll() is None:
+                one.end(signal.SIGTERM)
+
+
+def lines(number: int = BATCH) -> bytes:
+    return b"".join(
+        json.dumps({"custom_id": f"doc-{n}", "method": "POST", "url": "/v1/chat/completions",
+                    "body": {"model": "sim", "messages": [{"role": "user", "content": f"text {n}"}]}}).encode() + b"\n"
+        for n in range(number)
+    )  # fmt: skip
+
+
+def begun(client: openai.OpenAI) -> str:
+    """The id of a batch that was created."""
+    file = client.files.create(file=("batch.jsonl", lines()), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h").id
+
+
+def ended(client: openai.OpenAI, batch: str) -> bool:
+    return client.batches.retrieve(batch).status == "completed"
+
+
+def test_batches_go_on_after_an_interrupt_and_after_kills(served: Served) -> None:
+    """Ctrl-C ends it within its drain with status 0 and nothing left; a door that is killed is started again; nothing
+    outlives a serve that is killed; the same command goes on each time, and every document has one answer."""
+    served.start()
+    first = begun(served.client)
+    status, told = served.end(signal.SIGINT)
+    assert status == 0, told
+    assert f"serving on {served.url}" in told
+    assert "stopped; go on with:  penstock serve" in told
+    assert served.processes() == []
+    served.start()
+    kill(served, "gateway")
+    eventually(served.healthy)
+    second = begun(served.client)
+    served.end(signal.SIGKILL)
+    eventually(lambda: not any("penstock" in name for name in served.processes()))
+    served.start()
+    for batch in (first, second):
+        eventually(partial(ended, served.client, batch))
+        output = served.client.batches.retrieve(batch).output_file_id
+        assert output is not None
+        answers = [json.loads(line)["custom_id"] for line in served.client.files.content(output).text.splitlines()]
+        assert sorted(answers) == sorted(f"doc-{n}" for n in range(BATCH))
+
+
+def kill(served: Served, what: str) -> None:
+    """SIGKILL for the one process of this folder whose command line says so."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            inside = entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(str(served.machine.folder))
+            if inside and what in (entry / "cmdline").read_text():
+                os.kill(int(entry.name), signal.SIGKILL)
+                return
+    pytest.fail(f"no process with {what!r}")
+
+
+def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """A port that is taken, a lane that is none, an open door without a key, a model for a lane without one: one sentence."""
+    machine = Machine(tmp_path)
+    with simulator() as provider:
+        taken = provider.url.rsplit(":", 1)[1].removesuffix("/v1")
+        for flags, words in (
+            (["--port", taken], "Choose another --port"),
+            (["--lane", "fast"], "the lanes are"),
+            (["--host", "0.0.0.0", "--port", "0"], "`penstock keys create NAME --scope admin --state state`"),
+            (["--model", "m"], "--model is for lanes that host a model"),
+        ):
+            status, told = machine.penstock(
+                "serve", "--state", "state", "--base-url", provider.url, "--no-progress", *flags
+            )
+            assert (status, words in told) == (2, True), told
+    assert machine.leftovers() == []
