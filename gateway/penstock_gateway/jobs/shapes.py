@@ -19,12 +19,10 @@ __all__ = [
     "Move",
     "NewItem",
     "NewJob",
-    "Noticed",
+    "Purged",
     "Pushed",
     "Replay",
     "Replayed",
-    "ScheduleList",
-    "ScheduleShown",
     "Sealed",
 ]
 
@@ -213,6 +211,20 @@ class Replayed(BaseModel):
     generation: int
 
 
+class Purged(BaseModel):
+    """It is forgotten: its id is unknown from now on."""
+
+    model_config = _like({
+        "object": "job", "id": _JOB["id"], "job": _JOB["job"], "deleted": True, "outcomes": 1000,
+    })  # fmt: skip
+
+    object: Literal["job"] = "job"
+    id: str
+    job: str | None
+    deleted: Literal[True] = True
+    outcomes: int = Field(description="Results and dead letters that were deleted.")
+
+
 class LetterShown(BaseModel):
     """A document that has failed for good."""
 
@@ -286,37 +298,3 @@ class Sealed(BaseModel):
 
     object: Literal["seal"] = "seal"
     total: int
-
-
-class ScheduleShown(BaseModel):
-    """A schedule. Times are Unix seconds."""
-
-    model_config = _like({
-        "name": "nightly", "cron": "0 2 * * *", "timezone": "Europe/Berlin", "paused": False, "next_at": 1763773200.0,
-        "waits_for": None, "source": {"source": "s3://corpora/tickets.jsonl"}, "tenant": "shop",
-    })  # fmt: skip
-
-    name: str
-    cron: str
-    timezone: str
-    paused: bool
-    next_at: float
-    waits_for: str | None
-    source: dict[str, Any]
-    tenant: str | None
-
-
-class ScheduleList(BaseModel):
-    model_config = _like({"object": "list", "data": []})
-
-    object: Literal["list"] = "list"
-    data: list[ScheduleShown]
-
-
-class Noticed(BaseModel):
-    """How many records of a notification came to what."""
-
-    model_config = _like({"object": "notification", "outcomes": {"noticed": 1}})
-
-    object: Literal["notification"] = "notification"
-    outcomes: dict[str, int]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
@@ -14,8 +12,7 @@ from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.names import Writer, find_job, stored_key
 from penstock_gateway.jobs.shapes import Estimate, JobShown, NewJob
 from penstock_gateway.jobs.shown import counted
-from penstock_gateway.jobs.sources import options_of, source_of
-from penstock_gateway.refused import Refused
+from penstock_gateway.jobs.sources import options_of, reading, source_of
 from penstock_ledger import JobNotFound, JobStore
 from penstock_ledger.model import Job
 from penstock_producer import SpecError
@@ -43,7 +40,7 @@ async def submit(
     backend = backend_of(request)
     key = given.job if given.job is not None else idempotency_key
     options = options_of(given, caller)
-    async with _reading(backend):
+    async with reading(backend):
         job, is_new = await backend.run(_submitted, backend, caller, given, options, key)
     response.status_code = 201 if is_new else 200
     response.headers["location"] = f"/v1/jobs/{job.job_id}"
@@ -61,18 +58,8 @@ async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
     if given.source is None:
         fix = "give the id of an uploaded file, or an s3:// URI"
         raise SpecError([Problem("missing_field", "/source", "only sources are estimated", fix)])
-    async with _reading(backend):
+    async with reading(backend):
         return await backend.run(_estimated, backend, caller, given.source, options)
-
-
-@asynccontextmanager
-async def _reading(backend: Backend) -> AsyncIterator[None]:
-    """One source at a time for half of the threads, so that status is shown while large ones are read. Raises Refused."""
-    if backend.reading.locked():
-        raise Refused(503, "as many sources are being read now as may be at once; try again", code="overloaded",
-                      headers={"retry-after": "5"})  # fmt: skip
-    async with backend.reading:
-        yield
 
 
 def _submitted(
