@@ -139,5 +139,5 @@ def test_its_jobs_are_the_tenants_and_read_only_what_callers_may(
     night.control("b").turn()
     last = shop.get("/v1/schedules/fires").json["firings"][0]
     assert (last["outcome"], last["job_id"]) == ("failed", None)
-    assert "source_roots" in last["reason"]
+    assert "source_roots" in last["reason"], last
     assert ScheduleStore(db).get("shop/fires").source["door"] == "remote"
