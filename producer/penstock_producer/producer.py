@@ -29,6 +29,7 @@ from penstock_producer.accepting.borders import Borders
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS, NewJobs
 from penstock_producer.accepting.results_probe import ResultsProbe
 from penstock_producer.accepting.same_job import digest_of
+from penstock_producer.accepting.sampling import Sample, sample_of
 from penstock_producer.accepting.survey import Check, survey
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
@@ -150,6 +151,7 @@ class Producer:
         started_by: Mapping[str, Any] | None = None,
         uploaded: bool = False,
         check: Check | None = None,
+        sample_of: Mapping[str, int] | None = None,
     ) -> Job:
         """Accept every document of ``source`` (a path, an `s3://` URI, a database's URL) as one job.
 
@@ -158,7 +160,8 @@ class Producer:
         TooManyBadRows, and SinkError where its results could not be written; nothing is accepted then. ``progress`` is
         called now and then with the number of rows read, and ``started_by`` is kept with the job, where schedules say their name.
         ``uploaded``: a remote door has written the file itself, from what its caller sent; it need not lie in `source_roots`.
-        ``check`` refuses further documents, see accepting/survey.py.
+        ``check`` refuses further documents, see accepting/survey.py. ``sample_of`` is kept with a job over what ``sample`` drew:
+        `documents` and `size` of all.
         """
         spec = self._new.accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here
@@ -176,7 +179,10 @@ class Producer:
         self._probe.check(spec)
         found = survey(opened, spec, progress, check=check)
         door = UPLOADED if uploaded else REMOTE
-        return self._new.create_surveyed(spec, found, job_key, key_pages(opened), started_by=started_by, door=door)
+        keys = key_pages(opened)
+        return self._new.create_surveyed(
+            spec, found, job_key, keys, started_by=started_by, door=door, sample_of=sample_of
+        )
 
     def estimate(
         self,
@@ -194,6 +200,19 @@ class Producer:
         return JobEstimate(
             found.total - unusable, unusable, guess.tokens_in, guess.tokens_out, guess.capped, guess.by, usd
         )
+
+    def sample(
+        self,
+        source: str | Path,
+        spec: JobSpec | Mapping[str, Any],
+        number: int,
+        *,
+        timeout_s: float | None = None,
+        uploaded: bool = False,
+    ) -> Sample:
+        """``number`` documents drawn at random, as lines that are submitted as a job of its own. Raises as ``submit``."""
+        accepted = self._new.accepted(spec)
+        return sample_of(lambda: self._source(source, accepted, uploaded, timeout_s), accepted, number)
 
     def submit_new_files(
         self,

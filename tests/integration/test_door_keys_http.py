@@ -83,7 +83,7 @@ def test_a_key_is_made_shown_once_and_revoked(operator: Asker) -> None:
 
 
 def test_what_a_new_key_is_refused_for_is_named(operator: Asker) -> None:
-    """Each field that cannot be is told by its name, and nothing is made."""
+    """Each field that cannot be is named, and nothing is made."""
     before = operator.ids()
     for fields, param in (
         ({"name": ""}, "name"), ({"name": "a\u202e"}, "name"), ({"tenant": "job_x"}, "tenant"), ({"tenant": "a/b"}, "tenant"),

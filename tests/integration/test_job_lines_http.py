@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from doors import door
-from jobs_api import Client, settings_with_roots, settle, submitted, uploaded
+from jobs_api import SPEC, Client, place, settings_with_roots, settle, submitted, uploaded
 from sqlalchemy import insert, select, update
 
 from penstock_gateway.ids import new_id
@@ -170,3 +170,40 @@ def test_a_job_with_batches_at_a_provider_is_purged_on_request_only(api: Client,
     refused = api.ask("DELETE", f"/v1/jobs/{feed.job_id}")
     assert (refused.status, refused.json["code"]) == (409, "open_batches")
     assert api.ask("DELETE", f"/v1/jobs/{feed.job_id}?leave_batches=true").status == 200
+
+
+def test_a_sample_is_a_job_of_its_own_that_says_what_all_cost(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """Drawn documents are a file and a job; what they took is what all would take, in an interval. The same again is that job."""
+    given = {**SPEC, "source": place(settings), "sample": 3, "job": "small", "id_field": "id", "system": "Be brief."}
+    made = api.post("/v1/jobs", given)
+    assert (made.status, made.json["counts"]["total"]) == (201, 3), made.raw
+    files = len(api.get("/v1/files").json["data"])
+    again = api.post("/v1/jobs", given)
+    assert (again.status, again.json["id"]) == (200, made.json["id"])
+    assert len(api.get("/v1/files").json["data"]) == files
+    path = f"/v1/jobs/{made.json['id']}/extrapolation"
+    before = api.get(path).json
+    assert (before["documents"], before["sampled"], before["tokens_in"]) == (6, 0, None)
+    file_id = api.get("/v1/jobs/small").json["source"]["uri"]
+    lines = [json.loads(line) for line in api.get(f"/v1/files/{file_id}/content").raw.splitlines()]
+    assert [line["body"]["messages"][0]["content"] for line in lines] == ["Be brief."] * 3
+    for line in lines:
+        settle(db, made.json["id"], 1, first=int(line["custom_id"].removeprefix("d")))
+    said = api.get(path).json
+    assert (said["sampled"], said["dead"], said["confidence"], said["tokens_in"]["middle"]) == (3, 0, 0.9, 30.0)
+    assert said["tokens_out"] == {"low": 12.0, "middle": 12.0, "high": 12.0}
+    assert said["cost_usd"]["middle"] == pytest.approx(6 * 3e-6)
+    whole = api.post("/v1/jobs", {**given, "job": "larger", "sample": 10_000})
+    assert whole.json["counts"]["total"] == 6
+    other = submitted(api, settings)["id"]
+    assert api.get(f"/v1/jobs/{other}/extrapolation").json["code"] == "not_a_sample"
+    for more, pointer in (
+        ({"source": None, "open": True}, "/sample"),
+        ({"sample": 0}, None),
+        ({"sample": 10_001}, None),
+    ):
+        refused = api.post("/v1/jobs", given | {"job": "odd"} | more)
+        assert refused.status == 400, refused.raw
+        assert pointer is None or refused.json["errors"][0]["pointer"] == pointer

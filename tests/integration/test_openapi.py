@@ -71,7 +71,7 @@ def asked(caller: Caller, document: Any) -> Any:
 
 
 def test_a_door_answers_as_its_document_says(asked: Any, caller: Caller) -> None:
-    """Whatever a request holds, no answer is a fault, and those of ours have a status, type and shape that it names."""
+    """No answer is a fault, whatever was asked; those of jobs, schedules and keys have a status, type and shape that it names."""
     operations = [found.ok() for found in asked.get_all_operations()]
     assert len(operations) > 40
     for operation in operations:

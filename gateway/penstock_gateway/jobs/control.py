@@ -16,8 +16,9 @@ from fastapi import APIRouter, Query, Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.jobs.letter_shapes import Replay, Replayed
 from penstock_gateway.jobs.names import Writer, find_job, shown_key
-from penstock_gateway.jobs.shapes import CancelOrPause, JobShown, Limits, Move, Purged, Replay, Replayed
+from penstock_gateway.jobs.shapes import CancelOrPause, JobShown, Limits, Move, Purged
 from penstock_gateway.jobs.shown import counted
 from penstock_gateway.jobs.sources import reading
 from penstock_gateway.refused import Refused
@@ -129,8 +130,7 @@ def _check_purge(backend: Backend, job: Job, *, leave_batches: bool) -> None:
         )
     needed = needed_by(backend.database, job.job_id)
     if needed is not None:
-        what = "job" if needed.startswith("job_") else "batch"
-        message = f"{what} {needed} still reads its outcomes; wait until that has ended, or cancel it"
+        message = f"{needed} still reads its outcomes; wait until that has ended, or cancel it"
         raise Refused(409, message, code="job_needed")
     sums = ProviderBatchStore(backend.database).sums(job.job_id)
     open_ones = sum(one.batches for one in sums if one.state != BatchState.SETTLED)

@@ -12,12 +12,13 @@ from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.jobs.cursors import decoded, encoded
+from penstock_gateway.jobs.letter_shapes import Letter, LetterList, LetterShown
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.results import NDJSON, streamed, with_cursor
-from penstock_gateway.jobs.shapes import Letter, LetterList, LetterShown
 from penstock_gateway.refused import not_found
 from penstock_ledger import OutcomeStore
 from penstock_ledger.model import DeadLetter
+from penstock_producer.accepting.sampling import input_line
 from penstock_producer.outputs import error_line
 
 router = APIRouter()
@@ -127,14 +128,8 @@ def _letter(backend: Backend, job_id: str, doc_id: str) -> Letter:
 
 def _exported(letter: DeadLetter, endpoint: str | None) -> bytes:
     """A line of `errors.jsonl`; with an ``endpoint`` a line of input."""
-    line = error_line(letter) if endpoint is None else _input_line(letter, endpoint)
+    line = error_line(letter) if endpoint is None else input_line(letter.key.doc_id, letter.request, endpoint)
     return with_cursor(line, encoded(letter.key.generation, letter.key.doc_id))
-
-
-def _input_line(letter: DeadLetter, endpoint: str) -> bytes:
-    body = orjson.Fragment(letter.request)
-    line = orjson.dumps({"custom_id": letter.key.doc_id, "method": "POST", "url": endpoint, "body": body})
-    return line.replace(b"\n", b" ").replace(b"\r", b" ")  # which JSON has between its tokens only
 
 
 def _fields(letter: DeadLetter) -> dict[str, Any]:

@@ -81,7 +81,9 @@ def _near_misses(options: Mapping[str, Any], own: Collection[str]) -> list[Probl
 def _sources(given: NewJob) -> list[Problem]:
     named = [name for name in ("source", "from_job", "open") if getattr(given, name)]
     if len(named) == 1:
-        return []
+        alone = named != ["source"] and given.sample is not None
+        why, fix = "only of a source a sample is drawn", "leave it out, or give source"
+        return [Problem("invalid_value", "/sample", why, fix)] if alone else []
     if named:
         return [Problem("invalid_value", f"/{named[1]}", f"{' and '.join(named)} are given", "give one of them")]
     fix = "give source, the id of an uploaded file or an s3:// URI, or from_job, or open: true"

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.names import Writer, find_job, stored_key
+from penstock_gateway.jobs.samples import submit_sample
 from penstock_gateway.jobs.shapes import Estimate, JobShown, NewJob
 from penstock_gateway.jobs.shown import counted
 from penstock_gateway.jobs.sources import options_of, reading, source_of
@@ -74,6 +75,8 @@ def _submitted(
         behind = find_job(backend, caller, given.from_job)
         backend.borders.check(JobSpec.from_json(options))
         return backend.producer.submit_from(behind.job_id, options, where=given.where, job_key=job_key), is_new
+    if given.sample is not None:
+        return submit_sample(backend, caller, str(given.source), options, given.sample, job_key), is_new
     source = source_of(backend, caller, str(given.source))
     timeout_s = backend.settings.doors.submit_timeout_s
     job = backend.remote.submit(source.where, options, job_key=job_key, timeout_s=timeout_s, uploaded=source.uploaded)

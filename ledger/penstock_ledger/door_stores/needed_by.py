@@ -1,4 +1,4 @@
-"""What is still to be read of a job that has ended: nobody may purge it before."""
+"""Who still reads the outcomes of a job that has ended, which is not purged before."""
 
 from __future__ import annotations
 
