@@ -26,6 +26,7 @@ from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, Jo
 from penstock_ledger.vectors import Vectors
 from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane, estimated_usd
 from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.first_rows import FirstRows, first_rows
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS, NewJobs
 from penstock_producer.accepting.results_probe import ResultsProbe
 from penstock_producer.accepting.same_job import digest_of
@@ -200,6 +201,19 @@ class Producer:
         return JobEstimate(
             found.total - unusable, unusable, guess.tokens_in, guess.tokens_out, guess.capped, guess.by, usd
         )
+
+    def first_rows(
+        self,
+        source: str | Path,
+        spec: JobSpec | Mapping[str, Any],
+        most: int,
+        *,
+        timeout_s: float | None = None,
+        uploaded: bool = False,
+    ) -> FirstRows:
+        """The first rows of a source as requests, and why others are none. Nothing is accepted. Raises as ``submit``."""
+        accepted = self._new.accepted(spec)
+        return first_rows(self._source(source, accepted, uploaded, timeout_s), most)
 
     def sample(
         self,

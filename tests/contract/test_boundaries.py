@@ -38,7 +38,8 @@ INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
     "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "sql.postgres", "vectors"},
     "penstock_producer": {
-        "accepting.acceptance", "accepting.borders", "accepting.estimates", "accepting.hook_paths",
+        "accepting.acceptance", "accepting.borders", "accepting.estimates", "accepting.first_rows",
+        "accepting.hook_paths",
         "accepting.sampling", "accepting.survey",
         "accepting.token_meter",
         "bucket.place", "documents", "errors", "feed.beside", "feed.feeder", "feed.feeder_plan", "feed.leased_feed",

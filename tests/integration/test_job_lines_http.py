@@ -207,3 +207,24 @@ def test_a_sample_is_a_job_of_its_own_that_says_what_all_cost(
         refused = api.post("/v1/jobs", given | {"job": "odd"} | more)
         assert refused.status == 400, refused.raw
         assert pointer is None or refused.json["errors"][0]["pointer"] == pointer
+
+
+def test_a_preview_shows_requests_and_what_is_wrong(api: Client, settings: GatewaySettings, db: Database) -> None:
+    """The first requests as they would be sent, each bad row with its fix and no path of this machine; nothing is accepted."""
+    before = len(api.get("/v1/jobs", limit=200).json["data"])
+    odd = {**SPEC, "source": place(settings, "in/odd.jsonl")}
+    shown = api.post("/v1/jobs/preview?requests=2", odd).json
+    assert (shown["rows"], shown["more"], len(shown["requests"])) == (7, False, 2)
+    assert shown["requests"][0]["body"]["messages"][0]["content"] == "Summarise: document 0"
+    assert (shown["requests"][0]["tokens_out"], shown["requests"][0]["tokens_out_capped"]) == (16, True)
+    assert [(row["line"], row["code"]) for row in shown["problems"]] == [(7, "invalid_json_line")]
+    twice = api.post("/v1/jobs/preview", {**SPEC, "source": uploaded(api, b'{"id": 1, "text": "a"}\n' * 2)})
+    assert [row["code"] for row in twice.json["problems"]] == ["duplicate_custom_id"]
+    assert settings.gateway.files.encode() not in twice.raw
+    job_id = ended(api, settings, db)
+    over = api.post("/v1/jobs/preview", {"from_job": job_id, "where": ["status=dead"], "model": "large"}).json
+    assert [one["body"]["model"] for one in over["requests"]] == ["large", "large"]
+    assert len(api.get("/v1/jobs", limit=200).json["data"]) == before + 1
+    secret = api.post("/v1/jobs/preview", {**SPEC, "source": place(settings, "secret.jsonl")})
+    assert secret.json["code"] == "source_forbidden"
+    assert api.post("/v1/jobs/preview", {**SPEC, "open": True}).json["errors"][0]["pointer"] == "/source"

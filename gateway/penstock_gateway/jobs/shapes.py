@@ -18,8 +18,11 @@ __all__ = [
     "Move",
     "NewItem",
     "NewJob",
+    "Preview",
     "Purged",
     "Pushed",
+    "RequestShown",
+    "RowShown",
     "Sealed",
 ]
 
@@ -167,6 +170,53 @@ class Estimate(BaseModel):
     tokens_out_capped: bool = Field(description="Whether tokens_out is the most that can be.")
     tokens_by: str
     cost_usd: float | None = Field(description="null where no price is known.")
+
+
+class RowShown(BaseModel):
+    """A row that would not become a document."""
+
+    line: int
+    doc_id: str | None
+    code: str
+    field: str | None
+    message: str
+    fix: str
+
+
+class RequestShown(BaseModel):
+    """A request as it would be sent. Tokens are estimated."""
+
+    doc_id: str
+    line: int
+    url: str
+    body: dict[str, Any]
+    tokens_in: int
+    tokens_out: int
+    tokens_out_capped: bool = Field(description="Whether tokens_out is the most that can be.")
+
+
+class Preview(BaseModel):
+    """The first rows of a source. Nothing was accepted and nothing was called."""
+
+    model_config = _like({
+        "object": "preview", "rows": 2, "more": True, "tokens_by": "characters",
+        "requests": [{
+            "doc_id": "ticket-17", "line": 1, "url": "/v1/chat/completions", "tokens_in": 14, "tokens_out": 64,
+            "body": {"model": "gpt-x", "messages": [{"role": "user", "content": "Summarise: …"}], "max_tokens": 64},
+            "tokens_out_capped": True,
+        }],
+        "problems": [{
+            "line": 2, "doc_id": None, "code": "invalid_json_line", "field": None, "message": "The line is no JSON.",
+            "fix": "one JSON object per line",
+        }],
+    })  # fmt: skip
+
+    object: Literal["preview"] = "preview"
+    rows: int = Field(description="That were looked at.")
+    more: bool = Field(description="Whether the source goes on after them.")
+    tokens_by: str
+    requests: list[RequestShown] = Field(description="The first of them.")
+    problems: list[RowShown]
 
 
 class Between(BaseModel):

@@ -37,7 +37,7 @@ class NewKey(BaseModel):
         None, description="Whose key it is; left out, that of the key that asks."
     )
     scopes: Annotated[list[Literal["read", "write", "infer", "keys", "admin"]], Field(min_length=1, max_length=len(SCOPES))] = (
-        Field(default_factory=lambda: list(DEFAULT_SCOPES), description="None that the key that asks has not.")
+        Field(default_factory=lambda: [*DEFAULT_SCOPES], description="None that the key that asks has not.")
     )  # fmt: skip
     expires_in_s: Annotated[StrictFloat | StrictInt, Field(gt=0, le=SPAN_MAX_S, allow_inf_nan=False)] | None = Field(
         None, description="Seconds from now to its end."

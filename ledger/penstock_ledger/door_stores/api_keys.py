@@ -7,9 +7,9 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
@@ -25,7 +25,12 @@ __all__ = [
 ]  # fmt: skip
 
 SCOPES: Final = ("read", "write", "infer", "keys", "admin")
-DEFAULT_SCOPES: Final = ("read", "write", "infer")  # of a key that is made without naming any
+# Of a key that is made without naming any.
+DEFAULT_SCOPES: Final[tuple[Literal["read", "write", "infer"], ...]] = ("read", "write", "infer")
+    "read",
+    "write",
+    "infer",
+)  # of a key that is made without naming any
 KEY_NAME_CHARS: Final = 100
 # As the option `tenant` of a job, without "/": it ends the name.
 _TENANT: Final = re.compile(r"(?!job_)[A-Za-z0-9_.:@-]{1,64}")
@@ -107,7 +112,7 @@ class ApiKeyStore:
             query = query.where(api_keys.c.tenant.in_(tenants))
         return self._db.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
 
-    def page(self, whose: Whose, *, limit: int, after: tuple[float, str] | None = None) -> list[ApiKey]:
+    def page(self, whose: Whose, *, limit: int, after: tuple[float, str] | None = None) -> Sequence[ApiKey]:
         """Newest first, those behind the key that was made at ``after[0]`` with the id ``after[1]``."""
         made, name = api_keys.c.created_at, api_keys.c.key_id
         query = select(api_keys).where(whose.holds(api_keys.c.tenant)).order_by(made.desc(), name).limit(limit)
