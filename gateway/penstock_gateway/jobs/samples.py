@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.files.form import BATCH
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.jobs.names import Reader, find_job, tenant_of
 from penstock_gateway.jobs.shapes import Between, Extrapolation
@@ -30,7 +31,7 @@ router = APIRouter()
 
 FILE_LIVES_S: Final = 30 * 86_400.0  # longer while its job has not ended
 LOOKED_AT: Final = 20_000  # outcomes; a sample has half as many documents at most
-_PURPOSE: Final = "batch"
+
 _MICRO: Final = 1e6
 
 
@@ -44,7 +45,7 @@ def submit_sample(
     tenant = options.get("tenant")
     store = FileStore(backend.settings, backend.database)
     file = store.create_from(
-        sample.lines, tenant=None if tenant is None else str(tenant), filename=f"{sample.name}.jsonl", purpose=_PURPOSE,
+        sample.lines, tenant=None if tenant is None else str(tenant), filename=f"{sample.name}.jsonl", purpose=BATCH,
         lives_s=FILE_LIVES_S,
     )  # fmt: skip
     assert file is not None, "a sample has a document"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
+from penstock_gateway.callers.caller import Scope
 from penstock_ledger import DEFAULT_SCOPES, KEY_NAME_CHARS, SCOPES, ApiKey
 
 __all__ = ["KeyList", "KeyShown", "MadeKey", "NewKey", "key_shown"]
@@ -25,6 +26,10 @@ def _like(example: Any) -> ConfigDict:
     return ConfigDict(extra="forbid", json_schema_extra={"examples": [example]})
 
 
+def _default_scopes() -> list[Scope]:
+    return [*DEFAULT_SCOPES]
+
+
 class NewKey(BaseModel):
     """A key. What is left out is as the key has it that asks, where that is less than everything."""
 
@@ -36,8 +41,8 @@ class NewKey(BaseModel):
     tenant: Annotated[StrictStr, Field(min_length=1, max_length=64)] | None = Field(
         None, description="Whose key it is; left out, that of the key that asks."
     )
-    scopes: Annotated[list[Literal["read", "write", "infer", "keys", "admin"]], Field(min_length=1, max_length=len(SCOPES))] = (
-        Field(default_factory=lambda: [*DEFAULT_SCOPES], description="None that the key that asks has not.")
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(SCOPES))] = (
+        Field(default_factory=_default_scopes, description="None that the key that asks has not.")
     )  # fmt: skip
     expires_in_s: Annotated[StrictFloat | StrictInt, Field(gt=0, le=SPAN_MAX_S, allow_inf_nan=False)] | None = Field(
         None, description="Seconds from now to its end."

@@ -27,10 +27,6 @@ __all__ = [
 SCOPES: Final = ("read", "write", "infer", "keys", "admin")
 # Of a key that is made without naming any.
 DEFAULT_SCOPES: Final[tuple[Literal["read", "write", "infer"], ...]] = ("read", "write", "infer")
-    "read",
-    "write",
-    "infer",
-)  # of a key that is made without naming any
 KEY_NAME_CHARS: Final = 100
 # As the option `tenant` of a job, without "/": it ends the name.
 _TENANT: Final = re.compile(r"(?!job_)[A-Za-z0-9_.:@-]{1,64}")
