@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 
@@ -9,7 +10,7 @@ from sqlalchemy import Table, insert
 
 from penstock_gateway.ids import new_id
 from penstock_gateway.settings import GatewaySettings
-from penstock_ledger import Database
+from penstock_ledger import ApiKeyStore, Database, NewApiKey
 from penstock_ledger.sql.tables import door_batches, door_files, webhook_endpoints
 from penstock_producer import Producer
 
@@ -51,6 +52,17 @@ def webhook(database: Database, settings: GatewaySettings, tenant: str) -> str:
     return endpoint_id
 
 
+def api_key(database: Database, settings: GatewaySettings, tenant: str) -> str:
+    return ApiKeyStore(database).create(NewApiKey("theirs", tenant, frozenset({"read"})))[0]
+
+
+def schedule(database: Database, settings: GatewaySettings, tenant: str) -> str:
+    spec = {"model": "m", "prompt": "{text}", "tenant": tenant}
+    with Producer(settings, database=database) as producer:
+        name, owner = secrets.token_hex(8), f"{tenant}/"
+        return producer.schedules.add(name, "0 0 1 1 *", "s3://corpora/in.jsonl", spec, owned_by=owner).schedule_id
+
+
 # The beginning of a path -> what its first parameter names. The longest that fits counts.
 MAKERS: Mapping[str, Maker] = {
     "/v1/files/": file,
@@ -58,10 +70,13 @@ MAKERS: Mapping[str, Maker] = {
     "/v1/messages/batches/": message_batch,
     "/v1/jobs/": job,
     "/v1/webhooks/": webhook,
+    "/v1/keys/": api_key,
+    "/v1/schedules/": schedule,
+    "/v1/notifications/": schedule,
     "/ui/jobs/": job,
 }
 # Names of things that belong to no tenant, so that only administrators reach them.
-OF_OPERATORS = ("/v1/schedules/", "/v1/notifications/", "/ui/static/")
+OF_OPERATORS = ("/ui/static/",)
 
 
 def _batch(database: Database, tenant: str, kind: str, batch_id: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock_ledger import Database, Firing, FiringOutcome, JobStore, NoticedStore, Schedule, ScheduleStore
 from penstock_producer import Producer, ProducerSettings, Schedules
+from penstock_producer.accepting.borders import Borders
 from penstock_workers.control.schedules.schedule_steps import LOOK_S, ScheduleSteps
 from penstock_workers.control.schedules.start_job import start_job
 from penstock_workers.control.schedules.starts import Started
@@ -29,6 +30,7 @@ class Night:
         self.store = ScheduleStore(db, clock=lambda: self.now)
         self.jobs = JobStore(db)
         self.producer = Producer(settings or ProducerSettings(), database=db)
+        self.remote = Producer(settings or ProducerSettings(), database=db, borders=Borders())
         self.noticed = NoticedStore(db)
         self.schedules = Schedules(
             self.store, self.noticed, lambda spec: self.producer._new.accepted(spec), self.producer._probe.check
@@ -48,7 +50,7 @@ class Night:
 
     def start(self, schedule: Schedule) -> Started:
         """What a control process does at a planned time."""
-        return start_job(self.producer, self.jobs, self.store, self.noticed, schedule)
+        return start_job(self.producer, self.remote, self.jobs, self.store, self.noticed, schedule)
 
     def firings(self, name: str = "nightly") -> list[Firing]:
         return self.schedules.firings(name, 100)

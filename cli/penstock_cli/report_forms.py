@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -10,14 +9,13 @@ from typing import TYPE_CHECKING, Final
 from penstock_cli.errors import UsageProblem
 from penstock_cli.files import STDOUT, write_lines
 from penstock_producer.reporting.course import course_of
+from penstock_producer.reporting.forms.plain import plain_text
 from penstock_producer.reporting.text import argument
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_ledger.model import Job
     from penstock_producer.reporting.account import Report
-
-TEXT_WIDTH: Final = 120  # of a report that goes into a file
 
 
 class Form(StrEnum):
@@ -65,13 +63,13 @@ def _written(ledger: Books, job: Job, report: Report, form: Form, command: str) 
         case Form.JSON:
             return _as_json(report)
         case Form.TEXT:
-            return _as_text(report, command)
+            return plain_text(report, dlq_command=command)
         case Form.MARKDOWN:
-            from penstock_cli.report.markdown import markdown
+            from penstock_producer.reporting.forms.markdown import markdown
 
             return markdown(report, course_of(ledger.outcomes, job), dlq_command=command, now=time.time())
         case Form.HTML:
-            from penstock_cli.report.page import page
+            from penstock_producer.reporting.forms.page import page
 
             return page(report, course_of(ledger.outcomes, job), dlq_command=command, now=time.time())
 
@@ -80,14 +78,3 @@ def _as_json(report: Report) -> str:
     import orjson
 
     return orjson.dumps(report.to_json()).decode() + "\n"
-
-
-def _as_text(report: Report, command: str) -> str:
-    """Without colours, whatever the terminal is."""
-    from rich.console import Console
-
-    from penstock_cli.report.text_form import show
-
-    written = io.StringIO()
-    show(report, Console(file=written, width=TEXT_WIDTH, highlight=False), dlq_command=command, advice=report.advice)
-    return written.getvalue()

@@ -13,11 +13,15 @@ from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     __all__: list[str]
+    from penstock_ledger.door_stores.api_keys import DEFAULT_SCOPES as DEFAULT_SCOPES
+    from penstock_ledger.door_stores.api_keys import KEY_NAME_CHARS as KEY_NAME_CHARS
+    from penstock_ledger.door_stores.api_keys import KEYS_MAX as KEYS_MAX
     from penstock_ledger.door_stores.api_keys import SCOPES as SCOPES
     from penstock_ledger.door_stores.api_keys import ApiKey as ApiKey
     from penstock_ledger.door_stores.api_keys import ApiKeyStore as ApiKeyStore
     from penstock_ledger.door_stores.api_keys import KeyLimits as KeyLimits
     from penstock_ledger.door_stores.api_keys import NewApiKey as NewApiKey
+    from penstock_ledger.door_stores.api_keys import is_tenant_of_key as is_tenant_of_key
     from penstock_ledger.door_stores.api_keys import looks_like_key as looks_like_key
     from penstock_ledger.door_stores.batches import BatchesAsked as BatchesAsked
     from penstock_ledger.door_stores.batches import BatchPage as BatchPage
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.job_pages import JobPlace as JobPlace
     from penstock_ledger.door_stores.letter_lines import LetterLine as LetterLine
     from penstock_ledger.door_stores.letter_lines import letter_lines as letter_lines
+    from penstock_ledger.door_stores.needed_by import needed_by as needed_by
     from penstock_ledger.door_stores.spending import Spending as Spending
     from penstock_ledger.door_stores.spending import SpendingStore as SpendingStore
     from penstock_ledger.door_stores.tenant_costs import TenantCosts as TenantCosts
@@ -185,7 +190,10 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "penstock_ledger.door_stores.api_keys": "ApiKey ApiKeyStore KeyLimits NewApiKey SCOPES looks_like_key",
+            "penstock_ledger.door_stores.api_keys": (
+                "ApiKey ApiKeyStore DEFAULT_SCOPES KEYS_MAX KEY_NAME_CHARS KeyLimits NewApiKey SCOPES is_tenant_of_key "
+                "looks_like_key"
+            ),
             "penstock_ledger.door_stores.batches": (
                 "BatchPage BatchesAsked DoorBatch DoorBatchState DoorBatchStore LeasedBatch NewDoorBatch"
             ),
@@ -193,6 +201,7 @@ else:
             "penstock_ledger.door_stores.events": "EVERY_EVENT note_event",
             "penstock_ledger.door_stores.files": "DoorFile DoorFiles FileDetails",
             "penstock_ledger.door_stores.letter_lines": "LetterLine letter_lines",
+            "penstock_ledger.door_stores.needed_by": "needed_by",
             "penstock_ledger.door_stores.spending": "Spending SpendingStore",
             "penstock_ledger.door_stores.tenant_costs": "TenantCosts",
             "penstock_ledger.door_stores.webhooks": "Delivery DueDelivery Endpoint NewEndpoint WebhookStore",

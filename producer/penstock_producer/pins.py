@@ -18,6 +18,7 @@ __all__ = [
     "NEWEST",
     "PREPARED",
     "REMOTE",
+    "SAMPLE_OF",
     "SEGMENTS",
     "STARTED_BY",
     "SUBMITTED_BY",
@@ -37,13 +38,14 @@ MEDIA_NEWEST: Final = "media_newest_ns"  # when the last of the files that rows 
 MEMBERS: Final = "members"  # [packed offset, plain offset] of places where reading can begin
 NEWEST: Final = "newest_ns"  # the time of the file of a folder that was changed last
 PREPARED: Final = "prepared"  # what the survey counted
+SAMPLE_OF: Final = "sample_of"  # of a random sample: how many documents there are, and the bytes of all their requests
 SEGMENTS: Final = "segments"  # the name before each thousand files of a folder, and their digest
 STARTED_BY: Final = "started_by"  # the schedule that the job belongs to, and the planned time
 SUBMITTED_BY: Final = "traceparent"  # the span in which it was submitted
 
 _BESIDE_CONTENT: Final = frozenset({
     "mtime_ns", "max_line_bytes", "max_body_bytes", AWAITED, DOOR, ESTIMATE, FILES, MEDIA_NEWEST, MEMBERS, NEWEST, PREPARED,
-    SEGMENTS, STARTED_BY, SUBMITTED_BY,
+    SAMPLE_OF, SEGMENTS, STARTED_BY, SUBMITTED_BY,
 })  # fmt: skip
 
 

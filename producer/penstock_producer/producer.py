@@ -26,9 +26,11 @@ from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, Jo
 from penstock_ledger.vectors import Vectors
 from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane, estimated_usd
 from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.first_rows import FirstRows, first_rows
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS, NewJobs
 from penstock_producer.accepting.results_probe import ResultsProbe
 from penstock_producer.accepting.same_job import digest_of
+from penstock_producer.accepting.sampling import Sample, sample_of
 from penstock_producer.accepting.survey import Check, survey
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
@@ -40,6 +42,7 @@ from penstock_producer.rows import FileSource
 from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import taken_key
 from penstock_producer.settings import ProducerSettings
+from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources.databases.source import key_pages
 from penstock_producer.sources.gone_files import TakenBetween, gone_files
 from penstock_producer.sources.listings.chosen import choose
@@ -134,9 +137,9 @@ class Producer:
     @property
     def schedules(self) -> Schedules:
         """Jobs that start themselves."""
-        return Schedules(
-            ScheduleStore(self._database), NoticedStore(self._database), self._new.accepted, self._probe.check
-        )
+        admit = None if self._borders is None else SourceRoots(self._settings.source_roots).admit
+        stores = ScheduleStore(self._database), NoticedStore(self._database)
+        return Schedules(*stores, self._new.accepted, self._probe.check, admit)
 
     def submit(
         self,
@@ -149,6 +152,7 @@ class Producer:
         started_by: Mapping[str, Any] | None = None,
         uploaded: bool = False,
         check: Check | None = None,
+        sample_of: Mapping[str, int] | None = None,
     ) -> Job:
         """Accept every document of ``source`` (a path, an `s3://` URI, a database's URL) as one job.
 
@@ -157,7 +161,8 @@ class Producer:
         TooManyBadRows, and SinkError where its results could not be written; nothing is accepted then. ``progress`` is
         called now and then with the number of rows read, and ``started_by`` is kept with the job, where schedules say their name.
         ``uploaded``: a remote door has written the file itself, from what its caller sent; it need not lie in `source_roots`.
-        ``check`` refuses further documents, see accepting/survey.py.
+        ``check`` refuses further documents, see accepting/survey.py. ``sample_of`` is kept with a job over what ``sample`` drew:
+        `documents` and `size` of all.
         """
         spec = self._new.accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here
@@ -175,7 +180,10 @@ class Producer:
         self._probe.check(spec)
         found = survey(opened, spec, progress, check=check)
         door = UPLOADED if uploaded else REMOTE
-        return self._new.create_surveyed(spec, found, job_key, key_pages(opened), started_by=started_by, door=door)
+        keys = key_pages(opened)
+        return self._new.create_surveyed(
+            spec, found, job_key, keys, started_by=started_by, door=door, sample_of=sample_of
+        )
 
     def estimate(
         self,
@@ -193,6 +201,32 @@ class Producer:
         return JobEstimate(
             found.total - unusable, unusable, guess.tokens_in, guess.tokens_out, guess.capped, guess.by, usd
         )
+
+    def first_rows(
+        self,
+        source: str | Path,
+        spec: JobSpec | Mapping[str, Any],
+        most: int,
+        *,
+        timeout_s: float | None = None,
+        uploaded: bool = False,
+    ) -> FirstRows:
+        """The first rows of a source as requests, and why others are none. Nothing is accepted. Raises as ``submit``."""
+        accepted = self._new.accepted(spec)
+        return first_rows(self._source(source, accepted, uploaded, timeout_s), most)
+
+    def sample(
+        self,
+        source: str | Path,
+        spec: JobSpec | Mapping[str, Any],
+        number: int,
+        *,
+        timeout_s: float | None = None,
+        uploaded: bool = False,
+    ) -> Sample:
+        """``number`` documents drawn at random, as lines that are submitted as a job of its own. Raises as ``submit``."""
+        accepted = self._new.accepted(spec)
+        return sample_of(lambda: self._source(source, accepted, uploaded, timeout_s), accepted, number)
 
     def submit_new_files(
         self,

@@ -6,12 +6,13 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 import schemathesis
-from doors import door, door_settings
+from doors import door, door_settings, new_key
 from hypothesis import HealthCheck, given, settings
+from jobs_api import SPEC, Client, uploaded
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -21,69 +22,87 @@ from schemathesis.specs.openapi.checks import (
 from servers import RedisServer
 
 from penstock_gateway import create_app
+from penstock_ledger import JobState, JobStore, open_database
 
-EXAMPLES: Final = 5  # of each operation
-OURS: Final = ("/v1/jobs", "/v1/schedules", "/v1/notifications")
+EXAMPLES: Final = 8  # of each operation
+OURS: Final = ("/v1/jobs", "/v1/schedules", "/v1/notifications", "/v1/keys")
 SLOW: Final = (
     HealthCheck.too_slow,
     HealthCheck.filter_too_much,
     HealthCheck.data_too_large,
     HealthCheck.large_base_example,
 )
-SPEC: Final = {"open": True, "prompt": "Summarise: {text}", "model": "gpt-x"}
+
+
+class Caller(NamedTuple):
+    """An administrator, and what is there for its requests to meet."""
+
+    url: str
+    headers: dict[str, str]
+    file_id: str
+    ended_job: str
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) -> Iterator[str]:
-    with door(door_settings(tmp_path_factory.mktemp("door"), _shared_redis.url)) as url:
-        yield url
+def caller(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) -> Iterator[Caller]:
+    """With a key: the first one that is made over HTTP would close a door without any."""
+    of_door = door_settings(tmp_path_factory.mktemp("door"), _shared_redis.url)
+    secret = new_key(of_door, None, "admin")
+    with door(of_door) as url:
+        api = Client(url, secret)
+        file_id, ended = uploaded(api), str(api.post("/v1/jobs", {**SPEC, "open": True}).json["id"])
+        database = open_database(of_door.database_url)
+        JobStore(database).set_state(ended, JobState.CANCELLED, expect=[JobState.RUNNING])
+        database.close()
+        yield Caller(url, {"authorization": f"Bearer {secret}"}, file_id, ended)
 
 
 @pytest.fixture(scope="module")
-def document(url: str) -> Any:
-    with urllib.request.urlopen(f"{url}/openapi.json") as answer:
+def document(caller: Caller) -> Any:
+    with urllib.request.urlopen(f"{caller.url}/openapi.json") as answer:
         return json.load(answer)
 
 
 @pytest.fixture(scope="module")
-def asked(url: str, document: Any) -> Any:
+def asked(caller: Caller, document: Any) -> Any:
     schema = schemathesis.openapi.from_dict(document)
-    schema.config.update(base_url=url)
+    schema.config.update(base_url=caller.url)
     return schema
 
 
-def test_a_door_answers_as_its_document_says(asked: Any, url: str) -> None:
-    """Whatever a request holds, no answer is a fault, and those about jobs have a status, type and shape that it names."""
-    chosen = asked.exclude(path_regex=r"/events$").exclude(path_regex=r"^/v1/files")  # endless, and no JSON
-    operations = [found.ok() for found in chosen.get_all_operations()]
-    assert len(operations) > 15
+def test_a_door_answers_as_its_document_says(asked: Any, caller: Caller) -> None:
+    """No answer is a fault, whatever was asked; those of jobs, schedules and keys have a status, type and shape that it names."""
+    operations = [found.ok() for found in asked.get_all_operations()]
+    assert len(operations) > 40
     for operation in operations:
-        ask(operation, url)
+        ask(operation, caller)
 
 
-def ask(operation: Any, url: str) -> None:
+def ask(operation: Any, caller: Caller) -> None:
     """Some requests to one operation, the same ones in each run."""
     checks: list[Any] = [not_a_server_error]
     if operation.path.startswith(OURS):
         checks += [status_code_conformance, content_type_conformance, response_schema_conformance]
-
-    job = open_job(url, operation.label)
+    is_stream = operation.path.endswith("/events")  # of a job that runs it has no end
+    there = {"job": caller.ended_job if is_stream else open_job(caller, operation.label), "file_id": caller.file_id}
+    if operation.method.upper() == "DELETE":
+        del there["file_id"]  # the others are to find it
 
     @given(case=operation.as_strategy())
     @settings(max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=SLOW)
     def one(case: Any) -> None:
-        if "job" in (case.path_parameters or {}):
-            case.path_parameters["job"] = job
-        case.call_and_validate(checks=checks)
+        for name in there.keys() & (case.path_parameters or {}).keys():
+            case.path_parameters[name] = there[name]
+        case.call_and_validate(checks=checks, headers=caller.headers)
 
     one()
 
 
-def open_job(url: str, label: str) -> str:
+def open_job(caller: Caller, label: str) -> str:
     """One of its own for each operation, so that what is asked of it meets a job."""
-    body = json.dumps({**SPEC, "job": f"probe {label}"[:100]}).encode()
-    request = urllib.request.Request(f"{url}/v1/jobs", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
+    body = json.dumps({**SPEC, "open": True, "job": f"probe {label}"[:100]}).encode()
+    headers = caller.headers | {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{caller.url}/v1/jobs", body, headers)) as answer:
         return str(json.load(answer)["id"])
 
 
@@ -102,7 +121,7 @@ def test_every_operation_of_jobs_is_told_whole(document: Any) -> None:
         where = f"{method} {path}"
         assert operation["summary"], where
         assert operation["description"], where
-        assert operation["tags"] in (["jobs"], ["schedules"]), where
+        assert operation["tags"] in (["jobs"], ["schedules"], ["keys"]), where
         problem = operation["responses"]["404"]["content"]["application/problem+json"]
         assert problem["schema"]["$ref"] == "#/components/schemas/Problem", where
         assert "422" not in operation["responses"], where

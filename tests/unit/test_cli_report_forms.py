@@ -11,13 +11,13 @@ from html.parser import HTMLParser
 import pytest
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.report.markdown import markdown
-from penstock_cli.report.page import page
 from penstock_cli.report_forms import Form, form_of
 from penstock_ledger import MadeWith
 from penstock_ledger.model import Beside, Counts, Job, JobState, LaneCounts
 from penstock_producer.reporting.account import Report, build
 from penstock_producer.reporting.course import Course, Stretch, percentiles, summed
+from penstock_producer.reporting.forms.markdown import markdown
+from penstock_producer.reporting.forms.page import page
 from penstock_producer.reporting.words import REASONS_SHOWN, lane_lines
 
 NOW = 1_790_000_000.0

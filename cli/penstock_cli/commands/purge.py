@@ -25,7 +25,7 @@ def purge(
 ) -> None:
     """Delete a finished job: its results and dead letters, in SQL and Redis."""
     from penstock_cli.connect import books
-    from penstock_ledger import purge_job
+    from penstock_ledger import needed_by, purge_job
     from penstock_producer.reporting.text import argument, count, safe
 
     with books(state) as ledger:
@@ -33,6 +33,11 @@ def purge(
         if not found.state.final:
             raise UsageProblem(
                 f"job {safe(found.job_key)} is {found.state}; cancel it first: penstock cancel {argument(job)}"
+            )
+        needed = needed_by(ledger.database, found.job_id)
+        if needed is not None:
+            raise UsageProblem(
+                f"{safe(needed)} still reads the outcomes of {safe(found.job_key)}; wait until that has ended, or cancel it"
             )
         if not leave_batches:
             _refuse_open_batches(ledger, found)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,12 +14,6 @@ from penstock_cli.job import options
 
 if TYPE_CHECKING:
     from penstock_ledger import ApiKey, KeyLimits
-
-TENANT: Final = re.compile(
-    r"(?!job_)[A-Za-z0-9_.:@-]{1,64}"
-)  # as the option `tenant` of a job, without "/": it ends the name
-NAME_CHARS: Final = 100
-DEFAULT_SCOPES: Final = ["read", "write", "infer"]
 
 app = typer.Typer(no_args_is_help=True, help="API keys of the HTTP doors: create, list, revoke.")
 
@@ -34,7 +27,8 @@ def create(
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="read, write, infer, or admin (everything, of all tenants). Repeatable. [default: the first three]"
+            help="read, write, infer, keys (make keys of its tenant), or admin (everything, of all tenants). Repeatable. "
+            "[default: the first three]"
         ),
     ] = None,
     expires: Annotated[str | None, typer.Option(metavar="SPAN", help="When it ends by itself, e.g. 90d.")] = None,
@@ -51,18 +45,25 @@ def create(
 ) -> None:
     """Make a key and show its secret, this once. What is kept is a hash of it."""
     from penstock_cli.connect import books
-    from penstock_ledger import ApiKeyStore, KeyLimits, NewApiKey
+    from penstock_ledger import (
+        DEFAULT_SCOPES,
+        KEY_NAME_CHARS,
+        ApiKeyStore,
+        KeyLimits,
+        NewApiKey,
+        is_tenant_of_key,
+    )
 
-    if not 0 < len(name) <= NAME_CHARS or not name.isprintable():
-        raise UsageProblem(f"NAME has to be 1 to {NAME_CHARS} printable characters")
-    if tenant is not None and not TENANT.fullmatch(tenant):
+    if not 0 < len(name) <= KEY_NAME_CHARS or not name.isprintable():
+        raise UsageProblem(f"NAME has to be 1 to {KEY_NAME_CHARS} printable characters")
+    if tenant is not None and not is_tenant_of_key(tenant):
         raise UsageProblem(
             f"--tenant {tenant[:80]!r}: give 1 to 64 letters, digits and . : @ _ -; it may not begin with job_"
         )
     if budget_usd is not None and tenant is None:
         raise UsageProblem("--budget-usd is a tenant's: give --tenant, too")
     limits = KeyLimits(requests_per_minute, concurrency, budget_usd)
-    new = NewApiKey(name, tenant, _scopes(scope or DEFAULT_SCOPES), _end_of(expires), limits)
+    new = NewApiKey(name, tenant, _scopes(scope or list(DEFAULT_SCOPES)), _end_of(expires), limits)
     with books(state) as ledger:
         key_id, secret = ApiKeyStore(ledger.database).create(new)
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -73,29 +72,10 @@ def outcomes_looked_at(outcomes: FromJob, spec: JobSpec, shown: int, state: Path
 
 
 def _looked_into(source: str, opened: FileSource, prices: ModelPrices | None, shown: int, meter: TokenMeter) -> Looked:
-    from penstock_producer.sources import Document
-    from penstock_producer.tally import Tally
+    from penstock_producer.accepting.first_rows import first_rows
 
-    most = max(LOOKED_AT, shown)
-    reading = opened.documents({})
-    rows = list(itertools.islice(reading, most))
-    tally = Tally().plus(opened.tally)
-    more = next(reading, None) is not None
-    documents: list[Document] = []
-    problems: list[str] = []
-    lines: dict[str, int] = {}
-    for row in rows:
-        if not isinstance(row, Document):
-            problems.append(str(row))
-        elif row.doc_id in lines:
-            problems.append(
-                f"{source} line {row.line}: duplicate_custom_id: the id {row.doc_id!r} is that of line {lines[row.doc_id]}, too. "
-                "Fix: give every row an id of its own"
-            )
-        else:
-            lines[row.doc_id] = row.line
-            documents.append(row)
-    return Looked(source, documents, problems, more, tally, prices, meter)
+    found = first_rows(opened, max(LOOKED_AT, shown))
+    return Looked(source, found.documents, list(map(str, found.refused)), found.more, found.tally, prices, meter)
 
 
 def show(found: Looked, spec: JobSpec, shown: int) -> None:

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
-import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -33,30 +31,8 @@ if TYPE_CHECKING:
     from penstock_producer.accepting.survey import Survey
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.settings import ProducerSettings
-    from penstock_producer.sources import Document
 
 _FOLDER = "samples"
-_SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
-    (
-        "prompt",
-        "template",
-        "system",
-        "messages_field",
-        "examples",
-        "truncate",
-        "tokenizer",
-        "compress_prompt",
-        "image_fields",
-        "audio_fields",
-        "params",
-        "param_fields",
-        "format",
-        "encoding",
-        "table",
-        "query",
-    )
-)
-_FOR_ALL: Final[dict[str, Any]] = dict.fromkeys(("into", "into_table", "into_id"))  # a trial is not for others' table
 # They decide nothing about the answer to a request.
 _MAY_DIFFER: Final = frozenset({"budget_usd", "deadline_s", "over_budget", "format", "encoding", *SINK_FIELDS})
 
@@ -68,17 +44,20 @@ def sampled(
 
     Raises UsageProblem for a source without documents, and what reading a source raises.
     """
+    from penstock_producer.accepting.sampling import FOR_ALL, SAID_BY_LINES, drawn, input_line
+    from penstock_producer.sources import open_source
+
     found = _surveyed(request.source, spec, settings)
     given = json.dumps([_options(spec), content_of(found.pin), number], sort_keys=True, default=str)
     digest = hashlib.sha256(given.encode()).hexdigest()
-    documents = _drawn(request.source, spec, settings, found, number, seed=digest)
+    documents = list(drawn(open_source(request.source, spec, settings), found, number, seed=digest))
     name = f"sample-{digest[:8]}"
     key = f"{request.job_key}-{name}"
     place = state.root / _FOLDER
     place.mkdir(exist_ok=True, mode=0o700)
     source = place / f"{key}.jsonl"
     if not source.exists():  # resuming reads the very file
-        source.write_bytes(b"".join(_line(document, spec) for document in documents))
+        source.write_bytes(b"".join(input_line(one.doc_id, one.body, spec.endpoint) for one in documents))
     record = {
         "job": request.job_key,
         "options": _options(spec),
@@ -88,6 +67,7 @@ def sampled(
         "size": found.size,
     }
     (place / f"{key}.json").write_text(json.dumps(record))
+    said = dict.fromkeys((*SAID_BY_LINES, *FOR_ALL))
     return dataclasses.replace(
         request,
         out=f"{request.out.rstrip('/')}/{name}",
@@ -95,7 +75,7 @@ def sampled(
         given=dataclasses.replace(
             request.given,
             source_or_none=str(source),
-            flags={**request.given.flags, **_SAID_BY_LINES, **_FOR_ALL, "response_format": "none"},  # lines have theirs
+            flags={**request.given.flags, **said, "response_format": "none"},  # lines have theirs
         ),
     )
 
@@ -179,31 +159,5 @@ def _surveyed(source: str, spec: JobSpec, settings: ProducerSettings) -> Survey:
     return found
 
 
-def _drawn(
-    source: str, spec: JobSpec, settings: ProducerSettings, found: Survey, number: int, *, seed: str
-) -> list[Document]:
-    """``number`` documents, each as likely as the others, or all when there are fewer; in the order of the source."""
-    from penstock_producer.sources import open_source
-
-    refused = {refusal.row.line for refusal in found.refused}
-    usable = found.total - len(refused)
-    wanted = frozenset(random.Random(seed).sample(range(usable), min(number, usable)))
-    rows = (row for row in open_source(source, spec, settings).documents({}) if row.line not in refused)
-    documents: Any = (row for index, row in enumerate(itertools.islice(rows, usable)) if index in wanted)
-    return list(documents)
-
-
 def _options(spec: JobSpec) -> dict[str, Any]:
     return {name: value for name, value in spec.to_json().items() if name not in _MAY_DIFFER}
-
-
-def _line(document: Document, spec: JobSpec) -> bytes:
-    import orjson
-
-    line = {
-        "custom_id": document.doc_id,
-        "method": "POST",
-        "url": spec.endpoint,
-        "body": orjson.Fragment(document.body),
-    }
-    return orjson.dumps(line) + b"\n"

@@ -13,7 +13,7 @@ from penstock_ledger import SCOPES
 
 __all__ = ["OPERATOR", "STATE", "Caller", "Scope", "caller_with"]
 
-Scope = Literal["read", "write", "infer", "admin"]
+Scope = Literal["read", "write", "infer", "keys", "admin"]
 STATE: Final = "penstock_caller"  # where the gate leaves the caller of a request
 
 

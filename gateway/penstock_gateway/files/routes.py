@@ -24,11 +24,29 @@ router = APIRouter(tags=["files"])
 PAGE_MAX: Final = 10_000  # as at OpenAI, where it is the default, too
 READ_TOGETHER: Final = 1024 * 1024  # bytes of a file in memory, of one download
 
+_FORM: Final[dict[str, Any]] = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file", "purpose"],
+                "properties": {
+                    "file": {"type": "string", "format": "binary"},
+                    "purpose": {"type": "string"},
+                    "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                    "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                },
+            },
+        }
+    },
+}
+
 Reads = Annotated[Caller, Depends(caller_with("read"))]
 Writes = Annotated[Caller, Depends(caller_with("write"))]
 
 
-@router.post("/v1/files")
+@router.post("/v1/files", openapi_extra={"requestBody": _FORM})
 async def create_file(request: Request, caller: Writes) -> dict[str, Any]:
     """Upload a file: a form with `file` and `purpose`, and `expires_after[anchor]` and `expires_after[seconds]` where it should
     go by itself."""

@@ -1,4 +1,4 @@
-"""What changes a job: pause, resume, cancel, move, other limits, replay.
+"""What changes a job: pause, resume, cancel, move, other limits, replay, and purge, which forgets it.
 
 SQL first, since it says what is true; then Redis, so that workers see it at once.
 """
@@ -6,20 +6,32 @@ SQL first, since it says what is true; then Redis, so that workers see it at onc
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import redis
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.jobs.names import Writer, find_job
-from penstock_gateway.jobs.shapes import CancelOrPause, JobShown, Limits, Move, Replay, Replayed
+from penstock_gateway.jobs.letter_shapes import Replay, Replayed
+from penstock_gateway.jobs.names import Writer, find_job, shown_key
+from penstock_gateway.jobs.shapes import CancelOrPause, JobShown, Limits, Move, Purged
 from penstock_gateway.jobs.shown import counted
+from penstock_gateway.jobs.sources import reading
 from penstock_gateway.refused import Refused
-from penstock_ledger import BY_HAND, JobStore, LaneMoves, OutcomeStore
+from penstock_ledger import (
+    BY_HAND,
+    BatchState,
+    JobStore,
+    LaneMoves,
+    OutcomeStore,
+    ProviderBatchStore,
+    needed_by,
+    purge_job,
+)
 from penstock_ledger.model import Job, JobState
 from penstock_producer.accepting.acceptance import check_other_lane
 from penstock_producer.errors import Problem, SpecError, seen
@@ -27,6 +39,7 @@ from penstock_producer.job.lanes import LANES, lanes_in_words, packs
 from penstock_producer.job.spec import JobSpec
 
 router = APIRouter()
+log = logging.getLogger("penstock.gateway")
 
 _MICRO: Final = 1_000_000
 
@@ -78,6 +91,54 @@ async def replay(request: Request, job: str, given: Replay, caller: Writer) -> R
         return Replayed(documents=number, generation=now.generation)
 
     return await backend.run(again)
+
+
+@router.delete("/{job}")
+async def purge(
+    request: Request,
+    job: str,
+    caller: Writer,
+    leave_batches: Annotated[
+        bool, Query(description="Forget batches that still run at a provider, too, which charges for them.")
+    ] = False,
+) -> Purged:
+    """Delete a job that has ended: its results and dead letters. Files that batches wrote of it go, too; uploaded ones stay.
+
+    409 while it runs, while another job reads its outcomes, while a batch is written from them, and while batches at a provider
+    are not settled. What was begun goes on when it is asked for again.
+    """
+    backend = backend_of(request)
+
+    def forget() -> Purged:
+        found = find_job(backend, caller, job)
+        _check_purge(backend, found, leave_batches=leave_batches)
+        purged = Purged(id=found.job_id, job=shown_key(found), outcomes=purge_job(backend.database, found.job_id))
+        try:
+            backend.fleet.forget(found.job_id)
+        except redis.RedisError as error:
+            log.warning("job %s was purged, and its keys stay in Redis, which does not answer: %s", found.job_id, error)
+        return purged
+
+    async with reading(backend):
+        return await backend.run(forget)
+
+
+def _check_purge(backend: Backend, job: Job, *, leave_batches: bool) -> None:
+    if not job.state.final:
+        raise Refused(
+            409, f"the job is {job.state}; only one that has ended can be purged: cancel it first", code="job_state"
+        )
+    needed = needed_by(backend.database, job.job_id)
+    if needed is not None:
+        message = f"{needed} still reads its outcomes; wait until that has ended, or cancel it"
+        raise Refused(409, message, code="job_needed")
+    sums = ProviderBatchStore(backend.database).sums(job.job_id)
+    open_ones = sum(one.batches for one in sums if one.state != BatchState.SETTLED)
+    if open_ones and not leave_batches:
+        raise Refused(
+            409, f"{open_ones} of its batches at a provider are not settled; a worker of its lane cancels them there and ends "
+            "them. Wait for it, or forget them with leave_batches=true and cancel them at the provider", code="open_batches",
+        )  # fmt: skip
 
 
 async def _changed(request: Request, caller: Caller, name: str, change: Callable[[Backend, Job], None]) -> JobShown:

@@ -30,10 +30,19 @@ _EXAMPLE: Final = (
     'data: {"object":"job","id":"job_k3v7q2m4n6p8r2t4w6y2","state":"running","counts":{"total":1000,"succeeded":497,"dead":3},'
     '"items_per_second":4.7,"eta_s":106.4}\n\n'
 )
+_EVENT: Final[dict[str, Any]] = {  # of each of them
+    "type": "object",
+    "required": ["id", "event", "data"],
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"type": "string", "enum": ["progress", END]},
+        "data": {"type": "string", "description": "The job as JSON."},
+    },
+}
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "Events `progress`, each with the whole state, and `end` as the last one.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
+        "content": {"text/event-stream": {"schema": _EVENT, "example": _EXAMPLE}},
     },
     204: {"description": "The job has ended, and its last event is the one that you have."},
 }

@@ -1,24 +1,41 @@
-"""Dead letters: the list, and one of them with its request."""
+"""Dead letters: the list, one of them with its request, and all of them as lines."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.jobs.cursors import decoded, encoded
+from penstock_gateway.jobs.letter_shapes import Letter, LetterList, LetterShown
 from penstock_gateway.jobs.names import Reader, find_job
-from penstock_gateway.jobs.shapes import Letter, LetterList, LetterShown
+from penstock_gateway.jobs.results import NDJSON, streamed, with_cursor
 from penstock_gateway.refused import not_found
 from penstock_ledger import OutcomeStore
 from penstock_ledger.model import DeadLetter
+from penstock_producer.accepting.sampling import input_line
+from penstock_producer.outputs import error_line
 
 router = APIRouter()
 
 PAGE_MAX: Final = 200  # of one answer
+
+_EXAMPLE: Final = (
+    '{"id":"batch_req_5d0f…","custom_id":"ticket-17","response":{"status_code":400,"request_id":null,'
+    '"body":{"error":{"message":"Invalid max_tokens"}}},"error":null,"penstock":{"reason":"http_400","attempts":1},'
+    '"cursor":"WzEsInRpY2tldC0xNyJd"}\n'
+)
+_LINES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "One dead letter per line, with a cursor.",
+        "content": {NDJSON: {"schema": {"type": "string"}, "example": _EXAMPLE}},
+    }
+}
 
 
 @router.get("/{job}/dead-letters")
@@ -55,6 +72,42 @@ async def list_letters(
     return await backend.run(look)
 
 
+@router.get("/{job}/dead-letter-lines", response_class=Response, responses=_LINES)
+async def export_letters(
+    request: Request,
+    job: str,
+    caller: Reader,
+    form: Annotated[
+        Literal["errors", "requests"],
+        Query(description="errors: lines of `errors.jsonl`. requests: lines that can be submitted again."),
+    ] = "errors",
+    reason: Annotated[
+        str | None, Query(min_length=1, max_length=200, description="Only those with this reason.")
+    ] = None,
+    after: Annotated[
+        str | None, Query(max_length=2_000, description="The cursor of the last line that you have.")
+    ] = None,
+    limit: Annotated[int | None, Query(ge=1, le=10**9, description="At most this many lines.")] = None,
+) -> StreamingResponse:
+    """Stream the dead letters of a job, as `errors.jsonl` has them, or as requests that can be submitted again.
+
+    They come by generation and document id, each with a `cursor`: the last one as `after` goes on there. Rows that never became
+    a request are among `errors` only.
+    """
+    backend = backend_of(request)
+    behind = None if after is None else decoded(after, int)
+
+    def begin() -> Iterator[bytes]:
+        found = find_job(backend, caller, job)
+        letters = OutcomeStore(backend.database).dead_letters(found.job_id, reason=reason, after=behind)
+        if form == "requests":
+            letters = (letter for letter in letters if letter.request)
+        endpoint = str(found.spec["endpoint"])
+        return (_exported(letter, endpoint if form == "requests" else None) for letter in letters)
+
+    return await streamed(backend, begin, limit)
+
+
 @router.get("/{job}/dead-letters/{doc_id:path}")
 async def show_letter(request: Request, job: str, doc_id: str, caller: Reader) -> Letter:
     """Show one dead letter: its error, its request and the last answer to it."""
@@ -71,6 +124,12 @@ def _letter(backend: Backend, job_id: str, doc_id: str) -> Letter:
     if not isinstance(found, DeadLetter):
         raise not_found("dead letter", doc_id)
     return Letter(**_fields(found), request=_readable(found.request), response=_readable(found.response))
+
+
+def _exported(letter: DeadLetter, endpoint: str | None) -> bytes:
+    """A line of `errors.jsonl`; with an ``endpoint`` a line of input."""
+    line = error_line(letter) if endpoint is None else input_line(letter.key.doc_id, letter.request, endpoint)
+    return with_cursor(line, encoded(letter.key.generation, letter.key.doc_id))
 
 
 def _fields(letter: DeadLetter) -> dict[str, Any]:

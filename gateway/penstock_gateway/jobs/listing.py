@@ -1,33 +1,23 @@
-"""Looking at jobs: the list, one of them, its report."""
+"""Looking at jobs: the list, and one of them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import orjson
 from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.cursors import decoded, encoded
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.shapes import JobDetails, JobList
-from penstock_gateway.jobs.shown import detailed, job_shown, report_of
+from penstock_gateway.jobs.shown import detailed, job_shown
 from penstock_ledger import JobPages, JobPlace
 from penstock_ledger.model import Job, JobState
 
 router = APIRouter()
 
 PAGE_MAX: Final = 200  # jobs of one answer
-
-_REPORT: Final = {
-    200: {"description": "The account of the job, as `report.json` has it.",
-          "content": {"application/json": {"schema": {"type": "object"}, "example": {
-              "job": "tickets-2026-11-21", "state": "completed", "total": 1000, "succeeded": 994, "dead": 6,
-              "cost_usd": 0.046864, "seconds": 212.6, "dead_by_reason": {"http_400": 6},
-          }}}}
-}  # fmt: skip
 
 
 @router.get("")
@@ -53,17 +43,6 @@ async def show(request: Request, job: str, caller: Reader) -> JobDetails:
         return detailed(backend, find_job(backend, caller, job))
 
     return await backend.run(look)
-
-
-@router.get("/{job}/report", response_class=Response, responses=_REPORT)  # type: ignore[arg-type]  # its keys are numbers
-async def report(request: Request, job: str, caller: Reader) -> Response:
-    """The account of a job: what came of its documents, what it cost, by lane, and what was saved."""
-    backend = backend_of(request)
-
-    def look() -> dict[str, Any]:
-        return report_of(backend, find_job(backend, caller, job)).to_json()
-
-    return Response(orjson.dumps(await backend.run(look)), media_type="application/json")
 
 
 def _page(

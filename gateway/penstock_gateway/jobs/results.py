@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import chain, islice
 from typing import Annotated, Final
 
@@ -55,31 +55,46 @@ async def results(
     """
     backend = backend_of(request)
 
-    def begin() -> Iterator[Committed]:
+    def begin() -> Iterator[bytes]:
         found = find_job(backend, caller, job)
-        outcomes = backend.producer.outcomes(found.job_id, after=after, dead_letters=dead_letters)
-        some = outcomes if limit is None else islice(outcomes, limit)
-        return chain(list(islice(some, 1)), some)  # errors are said before the stream begins
+        return map(_line, backend.producer.outcomes(found.job_id, after=after, dead_letters=dead_letters))
 
-    return StreamingResponse(_pieces(backend, await backend.run(begin)), media_type=NDJSON)
+    return await streamed(backend, begin, limit)
 
 
-async def _pieces(backend: Backend, outcomes: Iterator[Committed]) -> AsyncIterator[bytes]:
+async def streamed(backend: Backend, begin: Callable[[], Iterator[bytes]], limit: int | None) -> StreamingResponse:
+    """The lines of ``begin``, which looks for the job first: its errors, and those of the first line, are said before the
+    stream begins."""
+
+    def first() -> Iterator[bytes]:
+        lines = begin()
+        some = lines if limit is None else islice(lines, limit)
+        return chain(list(islice(some, 1)), some)
+
+    return StreamingResponse(_pieces(backend, await backend.run(first)), media_type=NDJSON)
+
+
+def with_cursor(line: bytes, cursor: str) -> bytes:
+    """A line of JSON, with where to go on behind it."""
+    return line.rstrip()[:-1] + b',"cursor":' + orjson.dumps(cursor) + b"}\n"
+
+
+async def _pieces(backend: Backend, lines: Iterator[bytes]) -> AsyncIterator[bytes]:
     """The next ones are read once a piece is taken; when its reader goes, nothing is open."""
-    while piece := await backend.run(_next_piece, outcomes):
+    while piece := await backend.run(_next_piece, lines):
         yield piece
 
 
-def _next_piece(outcomes: Iterator[Committed]) -> bytes:
-    lines = bytearray()
-    for number, committed in enumerate(outcomes, 1):
-        lines += _line(committed)
-        if number >= LINES_TOGETHER or len(lines) >= BYTES_TOGETHER:
+def _next_piece(lines: Iterator[bytes]) -> bytes:
+    piece = bytearray()
+    for number, line in enumerate(lines, 1):
+        piece += line
+        if number >= LINES_TOGETHER or len(piece) >= BYTES_TOGETHER:
             break
-    return bytes(lines)
+    return bytes(piece)
 
 
 def _line(committed: Committed) -> bytes:
     outcome = committed.outcome
     line = output_line(outcome) if isinstance(outcome, Result) else error_line(outcome)
-    return line.rstrip()[:-1] + b',"cursor":' + orjson.dumps(committed.cursor) + b"}\n"
+    return with_cursor(line, committed.cursor)

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from penstock_gateway.jobs import control, events, items, letters, listing, notifications, results, submitting
+from penstock_gateway.jobs import (
+    control,
+    events,
+    items,
+    letters,
+    listing,
+    reports,
+    results,
+    samples,
+    schedules,
+    submitting,
+)
 
 __all__ = ["router"]
 
 router = APIRouter()
 
-for _one in (submitting, listing, control, results, letters, items, events):
+for _one in (submitting, listing, reports, samples, control, results, letters, items, events):
     router.include_router(_one.router, prefix="/v1/jobs", tags=["jobs"])
-router.include_router(notifications.router, tags=["schedules"])
+router.include_router(schedules.router, tags=["schedules"])

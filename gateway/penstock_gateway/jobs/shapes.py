@@ -7,29 +7,27 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 __all__ = [
+    "Between",
     "CancelOrPause",
     "Estimate",
+    "Extrapolation",
     "JobDetails",
     "JobList",
     "JobShown",
-    "Letter",
-    "LetterList",
-    "LetterShown",
     "Limits",
     "Move",
     "NewItem",
     "NewJob",
-    "Noticed",
+    "Preview",
+    "Purged",
     "Pushed",
-    "Replay",
-    "Replayed",
-    "ScheduleList",
-    "ScheduleShown",
+    "RequestShown",
+    "RowShown",
     "Sealed",
 ]
 
-DOCS_MAX: Final = 10_000  # ids that one replay names
 WHERE_MAX: Final = 20  # conditions on outcomes
+SAMPLE_MAX: Final = 10_000  # documents: an interval from more is hardly narrower
 
 _COUNTS: Final = {
     "total": 1000, "succeeded": 994, "succeeded_after_retry": 12, "dead": 6, "remaining": 0, "dead_by_reason": {"http_400": 6},
@@ -39,10 +37,6 @@ _JOB: Final[dict[str, Any]] = {
     "object": "job", "id": "job_k3v7q2m4n6p8r2t4w6y2", "job": "tickets-2026-11-21", "tenant": "shop", "state": "completed",
     "reason": None, "resume_at": None, "generation": 1, "lane": "api", "open": False, "created_at": 1763740800.2,
     "finished_at": 1763741012.8, "counts": _COUNTS, "usage": _USAGE,
-}  # fmt: skip
-_LETTER: Final[dict[str, Any]] = {
-    "doc_id": "ticket-17", "generation": 1, "reason": "http_400", "attempts": 1, "calls": 1, "status_code": 400,
-    "last_error": "Invalid 'max_tokens': integer below minimum value.", "line": None, "created_at": 1763740931.4,
 }  # fmt: skip
 
 
@@ -78,6 +72,11 @@ class NewJob(BaseModel):
         default_factory=list, max_length=WHERE_MAX, description="Beside from_job: conditions, such as status=dead."
     )
     open: StrictBool = Field(False, description="No source: documents are pushed until the job is sealed.")
+
+    sample: Annotated[StrictInt, Field(ge=1, le=SAMPLE_MAX)] | None = Field(
+        None,
+        description="With a source: so many documents, drawn at random, as a job of their own; see its extrapolation.",
+    )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -173,6 +172,83 @@ class Estimate(BaseModel):
     cost_usd: float | None = Field(description="null where no price is known.")
 
 
+class RowShown(BaseModel):
+    """A row that would not become a document."""
+
+    line: int
+    doc_id: str | None
+    code: str
+    field: str | None
+    message: str
+    fix: str
+
+
+class RequestShown(BaseModel):
+    """A request as it would be sent. Tokens are estimated."""
+
+    doc_id: str
+    line: int
+    url: str
+    body: dict[str, Any]
+    tokens_in: int
+    tokens_out: int
+    tokens_out_capped: bool = Field(description="Whether tokens_out is the most that can be.")
+
+
+class Preview(BaseModel):
+    """The first rows of a source. Nothing was accepted and nothing was called."""
+
+    model_config = _like({
+        "object": "preview", "rows": 2, "more": True, "tokens_by": "characters",
+        "requests": [{
+            "doc_id": "ticket-17", "line": 1, "url": "/v1/chat/completions", "tokens_in": 14, "tokens_out": 64,
+            "body": {"model": "gpt-x", "messages": [{"role": "user", "content": "Summarise: …"}], "max_tokens": 64},
+            "tokens_out_capped": True,
+        }],
+        "problems": [{
+            "line": 2, "doc_id": None, "code": "invalid_json_line", "field": None, "message": "The line is no JSON.",
+            "fix": "one JSON object per line",
+        }],
+    })  # fmt: skip
+
+    object: Literal["preview"] = "preview"
+    rows: int = Field(description="That were looked at.")
+    more: bool = Field(description="Whether the source goes on after them.")
+    tokens_by: str
+    requests: list[RequestShown] = Field(description="The first of them.")
+    problems: list[RowShown]
+
+
+class Between(BaseModel):
+    """A sum over all documents, with its interval."""
+
+    low: float
+    middle: float
+    high: float
+
+
+class Extrapolation(BaseModel):
+    """What a sample says of all documents."""
+
+    model_config = _like({
+        "object": "extrapolation", "job": _JOB["id"], "tenant": "shop", "documents": 100000, "sampled": 200, "dead": 1,
+        "confidence": 0.9, "tokens_in": {"low": 11800000.0, "middle": 12034500.0, "high": 12310000.0},
+        "tokens_out": {"low": 4500000.0, "middle": 4802100.0, "high": 5110000.0},
+        "cost_usd": {"low": 4.47, "middle": 4.69, "high": 4.91},
+    })  # fmt: skip
+
+    object: Literal["extrapolation"] = "extrapolation"
+    job: str
+    tenant: str | None
+    documents: int = Field(description="Of the whole source that can be used.")
+    sampled: int = Field(description="Documents of the sample that have ended; fewer than 30 say little.")
+    dead: int = Field(description="Those of them that are dead letters.")
+    confidence: float = Field(description="How many of such intervals hold the true sum.")
+    tokens_in: Between | None = Field(description="null before the first has ended.")
+    tokens_out: Between | None
+    cost_usd: Between | None = Field(description="null where a price is missing, and for lanes that host a model.")
+
+
 class CancelOrPause(BaseModel):
     model_config = _like({"reason": "the prompt is being corrected"})
 
@@ -195,58 +271,18 @@ class Limits(BaseModel):
     deadline_s: Annotated[StrictFloat | StrictInt, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
-class Replay(BaseModel):
-    """Which dead letters are tried again, and with what changed."""
+class Purged(BaseModel):
+    """It is forgotten: its id is unknown from now on."""
 
-    model_config = _like({"reason": "http_400", "overrides": {"set": {"max_tokens": 128}}})
-
-    reason: Annotated[StrictStr, Field(min_length=1, max_length=200)] | None = None
-    doc_ids: Annotated[list[StrictStr], Field(min_length=1, max_length=DOCS_MAX)] | None = None
-    overrides: dict[str, Any] = Field(default_factory=dict)
-
-
-class Replayed(BaseModel):
-    model_config = _like({"object": "replay", "documents": 6, "generation": 2})
-
-    object: Literal["replay"] = "replay"
-    documents: int
-    generation: int
-
-
-class LetterShown(BaseModel):
-    """A document that has failed for good."""
-
-    model_config = _like(_LETTER)
-
-    doc_id: str
-    generation: int
-    reason: str
-    attempts: int
-    calls: int
-    status_code: int | None
-    last_error: str
-    line: int | None = Field(description="Of the source, for a row that was refused at submit.")
-    created_at: float | None
-
-
-class Letter(LetterShown):
-    """The same with the request that was sent, and the last answer to it."""
-
-    model_config = _like(_LETTER | {
-        "request": {"model": "gpt-x", "messages": [{"role": "user", "content": "Summarise: …"}], "max_tokens": 0},
-        "response": {"error": {"message": "Invalid 'max_tokens'"}},
+    model_config = _like({
+        "object": "job", "id": _JOB["id"], "job": _JOB["job"], "deleted": True, "outcomes": 1000,
     })  # fmt: skip
 
-    request: Any = None
-    response: Any = None
-
-
-class LetterList(BaseModel):
-    model_config = _like({"object": "list", "data": [_LETTER], "next": None})
-
-    object: Literal["list"] = "list"
-    data: list[LetterShown]
-    next: str | None
+    object: Literal["job"] = "job"
+    id: str
+    job: str | None
+    deleted: Literal[True] = True
+    outcomes: int = Field(description="Results and dead letters that were deleted.")
 
 
 class NewItem(BaseModel):
@@ -286,37 +322,3 @@ class Sealed(BaseModel):
 
     object: Literal["seal"] = "seal"
     total: int
-
-
-class ScheduleShown(BaseModel):
-    """A schedule. Times are Unix seconds."""
-
-    model_config = _like({
-        "name": "nightly", "cron": "0 2 * * *", "timezone": "Europe/Berlin", "paused": False, "next_at": 1763773200.0,
-        "waits_for": None, "source": {"source": "s3://corpora/tickets.jsonl"}, "tenant": "shop",
-    })  # fmt: skip
-
-    name: str
-    cron: str
-    timezone: str
-    paused: bool
-    next_at: float
-    waits_for: str | None
-    source: dict[str, Any]
-    tenant: str | None
-
-
-class ScheduleList(BaseModel):
-    model_config = _like({"object": "list", "data": []})
-
-    object: Literal["list"] = "list"
-    data: list[ScheduleShown]
-
-
-class Noticed(BaseModel):
-    """How many records of a notification came to what."""
-
-    model_config = _like({"object": "notification", "outcomes": {"noticed": 1}})
-
-    object: Literal["notification"] = "notification"
-    outcomes: dict[str, int]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
 from penstock_gateway.backend import Backend
@@ -11,16 +12,25 @@ from penstock_gateway.callers.caller import Caller
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import is_id
 from penstock_gateway.jobs.shapes import NewJob
-from penstock_gateway.refused import not_found
+from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import Whose
 from penstock_producer import SpecError
 from penstock_producer.errors import Problem, seen
 from penstock_producer.job.spec import JobSpec
 
-__all__ = ["Source", "options_of", "source_of"]
+__all__ = ["Source", "options_of", "reading", "source_of", "with_tenant"]
 
-_OWN: Final = ("job", "source", "from_job", "where", "open")
 _FILE: Final = "file-"
+
+
+@asynccontextmanager
+async def reading(backend: Backend) -> AsyncIterator[None]:
+    """Work that takes long has half of the threads, so that status is shown while large sources are read. Raises Refused."""
+    if backend.reading.locked():
+        raise Refused(503, "as many jobs are being read or purged now as may be at once; try again", code="overloaded",
+                      headers={"retry-after": "5"})  # fmt: skip
+    async with backend.reading:
+        yield
 
 
 class Source(NamedTuple):
@@ -42,21 +52,26 @@ def source_of(backend: Backend, caller: Caller, named: str) -> Source:
 
 def options_of(given: NewJob, caller: Caller) -> dict[str, Any]:
     """The job options, with the tenant whose job it is. Raises SpecError."""
-    options = given.options
-    problems = [*_near_misses(options), *_sources(given), *_tenant_problems(options, caller)]
-    if problems:
-        raise SpecError(problems)
-    if options.get("tenant") is None:
-        options["tenant"] = caller.tenant
-    return options
+    return with_tenant(given.options, caller, own=given.__class__.model_fields, problems=_sources(given))
 
 
-def _near_misses(options: Mapping[str, Any]) -> list[Problem]:
+def with_tenant(
+    options: dict[str, Any], caller: Caller, *, own: Collection[str], problems: Sequence[Problem] = ()
+) -> dict[str, Any]:
+    """Job options with the tenant whose job it is; ``own`` are the other names that the request may have. Raises SpecError, also
+    for the ``problems`` that its caller has found."""
+    found = [*_near_misses(options, own), *problems, *_tenant_problems(options, caller)]
+    if found:
+        raise SpecError(found)
+    return options if options.get("tenant") is not None else options | {"tenant": caller.tenant}
+
+
+def _near_misses(options: Mapping[str, Any], own: Collection[str]) -> list[Problem]:
     """Names that are nearer to a field of this door than to an option, about which the spec says more."""
     found = []
     for name in options.keys() - JobSpec.model_fields.keys():
-        close = difflib.get_close_matches(name, [*_OWN, *JobSpec.model_fields], n=1)
-        if close and close[0] in _OWN:
+        close = difflib.get_close_matches(name, [*own, *JobSpec.model_fields], n=1)
+        if close and close[0] in own:
             found.append(
                 Problem("unknown_field", f"/{name}", f"there is no field {seen(name)}", f"did you mean {close[0]!r}?")
             )
@@ -66,7 +81,9 @@ def _near_misses(options: Mapping[str, Any]) -> list[Problem]:
 def _sources(given: NewJob) -> list[Problem]:
     named = [name for name in ("source", "from_job", "open") if getattr(given, name)]
     if len(named) == 1:
-        return []
+        alone = named != ["source"] and given.sample is not None
+        why, fix = "only of a source a sample is drawn", "leave it out, or give source"
+        return [Problem("invalid_value", "/sample", why, fix)] if alone else []
     if named:
         return [Problem("invalid_value", f"/{named[1]}", f"{' and '.join(named)} are given", "give one of them")]
     fix = "give source, the id of an uploaded file or an s3:// URI, or from_job, or open: true"

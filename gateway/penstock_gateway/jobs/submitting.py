@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Request
+import orjson
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.names import Writer, find_job, stored_key
-from penstock_gateway.jobs.shapes import Estimate, JobShown, NewJob
+from penstock_gateway.jobs.samples import submit_sample
+from penstock_gateway.jobs.shapes import Estimate, JobShown, NewJob, Preview, RequestShown, RowShown
 from penstock_gateway.jobs.shown import counted
-from penstock_gateway.jobs.sources import options_of, source_of
-from penstock_gateway.refused import Refused
+from penstock_gateway.jobs.sources import options_of, reading, source_of
 from penstock_ledger import JobNotFound, JobStore
 from penstock_ledger.model import Job
 from penstock_producer import SpecError
+from penstock_producer.accepting.estimates import Measure
+from penstock_producer.accepting.first_rows import first_rows
+from penstock_producer.accepting.token_meter import TokenMeter, meter_of
 from penstock_producer.errors import Problem
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.sources import Document
 
 router = APIRouter()
+
+LOOKED_AT: Final = 100  # rows of a preview
+REQUESTS_MAX: Final = 100  # that it shows
 
 
 @router.post(
@@ -43,7 +49,7 @@ async def submit(
     backend = backend_of(request)
     key = given.job if given.job is not None else idempotency_key
     options = options_of(given, caller)
-    async with _reading(backend):
+    async with reading(backend):
         job, is_new = await backend.run(_submitted, backend, caller, given, options, key)
     response.status_code = 201 if is_new else 200
     response.headers["location"] = f"/v1/jobs/{job.job_id}"
@@ -61,18 +67,28 @@ async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
     if given.source is None:
         fix = "give the id of an uploaded file, or an s3:// URI"
         raise SpecError([Problem("missing_field", "/source", "only sources are estimated", fix)])
-    async with _reading(backend):
+    async with reading(backend):
         return await backend.run(_estimated, backend, caller, given.source, options)
 
 
-@asynccontextmanager
-async def _reading(backend: Backend) -> AsyncIterator[None]:
-    """One source at a time for half of the threads, so that status is shown while large ones are read. Raises Refused."""
-    if backend.reading.locked():
-        raise Refused(503, "as many sources are being read now as may be at once; try again", code="overloaded",
-                      headers={"retry-after": "5"})  # fmt: skip
-    async with backend.reading:
-        yield
+@router.post("/preview")
+async def preview(
+    request: Request,
+    given: NewJob,
+    caller: Writer,
+    requests: Annotated[int, Query(ge=1, le=REQUESTS_MAX, description="How many requests to show.")] = 3,
+) -> Preview:
+    """Show the first requests of a job as they would be sent, and what is wrong with other rows.
+
+    Looks at the first 100 rows of a source, or outcomes of a job. Nothing is accepted or called.
+    """
+    backend = backend_of(request)
+    options = options_of(given, caller)
+    if given.open:
+        fix = "give source or from_job"
+        raise SpecError([Problem("missing_field", "/source", "an open job has no documents yet", fix)])
+    async with reading(backend):
+        return await backend.run(_previewed, backend, caller, given, options, requests)
 
 
 def _submitted(
@@ -87,6 +103,8 @@ def _submitted(
         behind = find_job(backend, caller, given.from_job)
         backend.borders.check(JobSpec.from_json(options))
         return backend.producer.submit_from(behind.job_id, options, where=given.where, job_key=job_key), is_new
+    if given.sample is not None:
+        return submit_sample(backend, caller, str(given.source), options, given.sample, job_key), is_new
     source = source_of(backend, caller, str(given.source))
     timeout_s = backend.settings.doors.submit_timeout_s
     job = backend.remote.submit(source.where, options, job_key=job_key, timeout_s=timeout_s, uploaded=source.uploaded)
@@ -99,6 +117,36 @@ def _estimated(backend: Backend, caller: Caller, named: str, options: dict[str, 
     found = backend.remote.estimate(source.where, options, timeout_s=timeout_s, uploaded=source.uploaded)
     fields = found._asdict()
     return Estimate(cost_usd=fields.pop("usd"), **fields)
+
+
+def _previewed(backend: Backend, caller: Caller, given: NewJob, options: dict[str, object], number: int) -> Preview:
+    spec = JobSpec.from_json(options)
+    if given.from_job is not None:
+        behind = find_job(backend, caller, given.from_job)
+        backend.borders.check(spec)
+        opened = backend.producer.outcomes_source(behind.job_id, spec, where=given.where)
+        found = first_rows(opened, LOOKED_AT)
+    else:
+        source = source_of(backend, caller, str(given.source))
+        timeout_s = backend.settings.doors.submit_timeout_s
+        found = backend.remote.first_rows(source.where, spec, LOOKED_AT, timeout_s=timeout_s, uploaded=source.uploaded)
+    meter = meter_of(spec.model)
+    return Preview(
+        rows=len(found.documents) + len(found.refused), more=found.more, tokens_by=meter.by,
+        requests=[_request_shown(document, spec, meter) for document in found.documents[:number]],
+        problems=[
+            RowShown(line=row.shown_line, doc_id=row.doc_id, code=row.code, field=row.field, message=row.message, fix=row.fix)
+            for row in found.refused
+        ],
+    )  # fmt: skip
+
+
+def _request_shown(document: Document, spec: JobSpec, meter: TokenMeter) -> RequestShown:
+    guess = Measure.taken([document.body], meter).of(1)
+    return RequestShown(
+        doc_id=document.doc_id, line=document.line, url=spec.endpoint, body=orjson.loads(document.body),
+        tokens_in=guess.tokens_in, tokens_out=guess.tokens_out, tokens_out_capped=guess.capped,
+    )  # fmt: skip
 
 
 def _checked(key: str) -> str:

@@ -7,25 +7,34 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
-from sqlalchemy import Connection, Row, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
 
+from penstock_ledger.door_stores.whose import Whose
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import api_keys
 from penstock_ledger.stored_values import json_text
 
-__all__ = ["SCOPES", "ApiKey", "ApiKeyStore", "KeyLimits", "NewApiKey", "looks_like_key"]
+__all__ = [
+    "DEFAULT_SCOPES", "KEYS_MAX", "KEY_NAME_CHARS", "SCOPES", "ApiKey", "ApiKeyStore", "KeyLimits", "NewApiKey",
+    "is_tenant_of_key", "looks_like_key",
+]  # fmt: skip
 
-SCOPES: Final = ("read", "write", "infer", "admin")
+SCOPES: Final = ("read", "write", "infer", "keys", "admin")
+# Of a key that is made without naming any.
+DEFAULT_SCOPES: Final[tuple[Literal["read", "write", "infer"], ...]] = ("read", "write", "infer")
+KEY_NAME_CHARS: Final = 100
+# As the option `tenant` of a job, without "/": it ends the name.
+_TENANT: Final = re.compile(r"(?!job_)[A-Za-z0-9_.:@-]{1,64}")
 SECRET_PREFIX: Final = "sk-penstock-"  # noqa: S105  # as other keys of the field begin, so that scanners and our redaction know one
 SECRET_BYTES: Final = 32
 _SECRET_SHAPE: Final = re.compile(re.escape(SECRET_PREFIX) + r"[A-Za-z0-9_-]{43}")
 
-KEYS_MAX: Final = 10_000  # that are shown at once; more than any installation hands out
+KEYS_MAX: Final = 10_000  # that are shown at once, and that one tenant may have had over HTTP; more than any hands out
 USED_EVERY_S: Final = (
     60.0  # how often the last use of a key is written: a write per request would cost more than the request
 )
@@ -99,6 +108,19 @@ class ApiKeyStore:
             query = query.where(api_keys.c.tenant.in_(tenants))
         return self._db.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
 
+    def page(self, whose: Whose, *, limit: int, after: tuple[float, str] | None = None) -> Sequence[ApiKey]:
+        """Newest first, those behind the key that was made at ``after[0]`` with the id ``after[1]``."""
+        made, name = api_keys.c.created_at, api_keys.c.key_id
+        query = select(api_keys).where(whose.holds(api_keys.c.tenant)).order_by(made.desc(), name).limit(limit)
+        if after is not None:
+            query = query.where(or_(made < after[0], and_(made == after[0], name > after[1])))
+        return self._db.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
+
+    def number(self, tenant: str | None) -> int:
+        """How many keys this tenant has had, revoked ones too; None are those without a tenant."""
+        query = select(func.count()).select_from(api_keys).where(Whose(tenant).holds(api_keys.c.tenant))
+        return self._db.read(lambda connection: int(connection.execute(query).scalar_one()))
+
     def any_made(self) -> bool:
         """Whether there ever was a key: revoking the last one closes the doors, and does not open them."""
         query = select(func.count()).select_from(select(api_keys.c.key_id).limit(1).subquery())
@@ -122,6 +144,11 @@ class ApiKeyStore:
             connection.execute(update(api_keys).where(api_keys.c.key_id == key_id, stale).values(last_used_at=now))
 
         self._db.write(note)
+
+
+def is_tenant_of_key(text: str) -> bool:
+    """Whether a key may have this tenant: 1 to 64 letters, digits and . : @ _ -, not beginning with job_."""
+    return _TENANT.fullmatch(text) is not None
 
 
 def looks_like_key(text: str) -> bool:

@@ -63,6 +63,14 @@ class ScheduleStore:
             raise ScheduleNotFound(name)
         return schedule_of(found)
 
+    def of_id(self, schedule_id: str) -> Schedule:
+        """Raises ScheduleNotFound."""
+        query = select(schedules).where(schedules.c.schedule_id == schedule_id)
+        found = self._db.read(lambda connection: connection.execute(query).one_or_none())
+        if found is None:
+            raise ScheduleNotFound(schedule_id)
+        return schedule_of(found)
+
     def firings(self, schedule_id: str, limit: int = FIRINGS_KEPT) -> list[Firing]:
         """The latest planned times, newest first, each with what its job is now."""
         query = (

@@ -18,7 +18,7 @@ from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import callers_span
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.pins import DOOR, ESTIMATE, REMOTE, STARTED_BY, SUBMITTED_BY
+from penstock_producer.pins import DOOR, ESTIMATE, REMOTE, SAMPLE_OF, STARTED_BY, SUBMITTED_BY
 from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings
 
@@ -80,6 +80,7 @@ class NewJobs:
         started_by: Mapping[str, Any] | None = None,
         taken: TakenFiles | None = None,
         door: str = REMOTE,
+        sample_of: Mapping[str, int] | None = None,
     ) -> Job:
         """Of a source that was read whole. Raises SpecError before anything is spent, JobConflict and FilesTaken."""
         check_estimate(spec, estimated_usd(spec, found.estimate, self._settings.prices(spec.provider)))
@@ -88,7 +89,7 @@ class NewJobs:
         shards = found.split_points.split(found.total, plan.feeders)
         return self.create(
             spec, found.pin | _estimate(spec, found), found.total, job_key, refusals,
-            started_by=started_by, shards=shards, keys=keys, taken=taken, door=door,
+            started_by=started_by, shards=shards, keys=keys, taken=taken, door=door, sample_of=sample_of,
         )  # fmt: skip
 
     def create(
@@ -104,6 +105,7 @@ class NewJobs:
         keys: Iterable[bytes] = (),
         taken: TakenFiles | None = None,
         door: str = REMOTE,
+        sample_of: Mapping[str, int] | None = None,
     ) -> Job:
         """The job of ``job_key`` where it is the same one; ``door`` is noted of jobs that came through a remote one. Raises
         SpecError, JobConflict and FilesTaken."""
@@ -114,7 +116,11 @@ class NewJobs:
             job_id=job_id,
             job_key=job_key or job_id,
             spec=spec.to_json(),
-            source={**pin, **self._marks(started_by, door)},
+            source={
+                **pin,
+                **self._marks(started_by, door),
+                **({} if sample_of is None else {SAMPLE_OF: dict(sample_of)}),
+            },
             digest=digest_of(spec, pin),
             total=total,
             feed_kind=feed_kind,

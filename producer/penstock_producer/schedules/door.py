@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock_ledger import CatchUp, Firing, NewSchedule, NoticedStore, Schedule, ScheduleNotFound, ScheduleStore
+from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS
 from penstock_producer.bucket.event_queue import is_queue_url
 from penstock_producer.errors import ScheduleError, seen
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.schedules.events import keep
 from penstock_producer.schedules.marks import EVENTS, NEW_FILES, OUTCOMES_OF, SOURCE, WEBHOOK
 from penstock_producer.schedules.notices import NoticeOutcome, Place
@@ -27,6 +29,7 @@ __all__ = ["Schedules"]
 
 _NAME: Final = re.compile(r"(?!job_)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID_BYTES: Final = 10
+_TIME_CHARS: Final = len("@2026-11-23T00:00Z")  # behind the name, in the key of each job
 FIRINGS_SHOWN: Final = 5
 
 
@@ -39,11 +42,14 @@ class Schedules:
         noticed: NoticedStore,
         accepted: Callable[[JobSpec | Mapping[str, Any]], JobSpec],
         probe: Callable[[JobSpec], None],
+        admit: Callable[[str], None] | None = None,
     ) -> None:
+        """``admit`` is a remote door's: it refuses sources that callers may not name, now and when their jobs start."""
         self._store = store
         self._noticed = noticed
         self._accepted = accepted
         self._probe = probe
+        self._admit = admit
 
     def add(
         self,
@@ -57,12 +63,14 @@ class Schedules:
         overlap: bool = False,
         new_files: bool = False,
         events: str | None = None,
+        owned_by: str = "",
     ) -> Schedule:
         """Submit ``source`` with ``spec`` at the times of ``cron``, from now on. The source need not be there yet.
 
         With ``new_files`` it is a folder, a prefix or a pattern, and each job has those of its files that no earlier job of
         this schedule has; with ``events``, the URL of a queue or `webhook`, those that notifications of the bucket have named,
         and once a day all. ``OutcomesOf`` in the place of a source names another job, or a schedule, whose outcomes are read.
+        ``owned_by`` stands before the name in all that is kept, so that the names of two tenants never meet.
         Raises ScheduleError, SpecError, ScheduleExists, TooManySchedules, and SinkError where results could not be written now.
         """
         if _NAME.fullmatch(name) is None:
@@ -70,6 +78,9 @@ class Schedules:
                 f"the name {seen(name)} is refused: write up to 64 letters, digits, dots, dashes and underlines, not "
                 "beginning with job_"
             )
+        name = owned_by + name
+        if len(name) + _TIME_CHARS > MAX_JOB_KEY_CHARS:
+            raise ScheduleError(f"the name {seen(name)} is too long for the keys of its jobs; write a shorter one")
         timetable = Timetable(cron, timezone)
         accepted = self._accepted(spec)
         new = NewSchedule(
@@ -103,11 +114,18 @@ class Schedules:
         """As the schedule keeps it. Raises ScheduleError and SpecError for what no job could be made of."""
         if events is not None and not new_files:
             raise ScheduleError("events name new files; give new_files (--new-files) and a prefix of a bucket")
+        if self._admit is not None and (new_files or isinstance(source, OutcomesOf)):
+            raise ScheduleError(
+                "schedules of remote doors submit one file or object each time; name it as their source"
+            )
         if isinstance(source, OutcomesOf):
             if new_files:
                 raise ScheduleError("new files come to a folder or prefix; leave new_files out where outcomes are read")
             self._check_outcomes(name, source)
             return {OUTCOMES_OF: source.to_json()}
+        if self._admit is not None:
+            self._admit(str(source))
+            return {SOURCE: str(source), DOOR: REMOTE}
         whole_source = _whole(source)
         if new_files:
             _check_watched(whole_source)

@@ -25,6 +25,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
+from penstock_producer.accepting.borders import Borders
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import LANES
 from penstock_ratelimit import full_jitter
@@ -80,11 +81,11 @@ class Control:
             settings, database, hot, self._counters, owner=owner, outputs_written=self._wake.set, tracing=tracing
         )
         schedules = ScheduleStore(database)
+        borders = Borders(settings.doors, settings.hook_modules)
+        producers = Producer(settings, database=database), Producer(settings, database=database, borders=borders)
         self._schedules = ScheduleSteps(
             schedules,
-            partial(
-                start_job, Producer(settings, database=database), JobStore(database), schedules, NoticedStore(database)
-            ),
+            partial(start_job, *producers, JobStore(database), schedules, NoticedStore(database)),
             owner=owner,
             on_ended=self._wake.set,
             firings=self._counters.firings,

@@ -15,6 +15,7 @@ from functools import partial
 from penstock_ledger import DatabaseUnavailable, Decision, FiringOutcome, PenstockError, Schedule, ScheduleStore
 from penstock_ledger.redaction import redact
 from penstock_producer.errors import ScheduleError, SinkError, SinkUnfit, SourceForbidden, SourceUnavailable
+from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.schedules.due import Due, due
 from penstock_producer.schedules.timetable import Timetable
 from penstock_workers.control.schedules.starts import Start, Started, Starts
@@ -129,13 +130,15 @@ class ScheduleSteps:
 
     def _failed(self, schedule: Schedule, error: BaseException, then: float, shown: str) -> None:
         why = redact(str(error) or type(error).__name__)[:REASON_CHARS]
+        told = _told(schedule, error)[:REASON_CHARS]
         tries = schedule.tries + 1
         if _may_pass(error) and tries < TRIES_MAX:
-            said = f"try {tries} of {TRIES_MAX}: {why}"
-            self._store.wait(schedule, self._owner, said, retry_at=self._store.now() + RETRY_S, tried=True)
-            log.warning("schedule %s: %s: %s; tried again in %g s", schedule.name, shown, said, RETRY_S)
+            nth = f"try {tries} of {TRIES_MAX}"
+            retry_at = self._store.now() + RETRY_S
+            self._store.wait(schedule, self._owner, f"{nth}: {told}", retry_at=retry_at, tried=True)
+            log.warning("schedule %s: %s: %s: %s; tried again in %g s", schedule.name, shown, nth, why, RETRY_S)
             return
-        decision = Decision(schedule.next_at, FiringOutcome.FAILED, then, reason=why)
+        decision = Decision(schedule.next_at, FiringOutcome.FAILED, then, reason=told)
         if self._decide(schedule, decision):
             log.error("schedule %s: %s: no job was started: %s", schedule.name, shown, why)
 
@@ -165,6 +168,13 @@ def _error_of(start: Start) -> BaseException | None:
     if start.hangs:
         return TimeoutError("reading the source hangs; look at the file system or the network that it lies on")
     return start.result.exception()
+
+
+def _told(schedule: Schedule, error: BaseException) -> str:
+    """What is kept with the schedule: of one that a remote door has added, what its caller may know. The log has it all."""
+    if schedule.source.get(DOOR) != REMOTE:
+        return redact(str(error) or type(error).__name__)
+    return redact(error.public_message) if isinstance(error, PenstockError) else "the source could not be read"
 
 
 def _may_pass(error: BaseException) -> bool:

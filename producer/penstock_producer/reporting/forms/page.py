@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from penstock_producer.reporting.account import Report
     from penstock_producer.reporting.course import Course
 
+__all__ = ["page"]
+
 NAME_CHARS: Final = 300
 PROGRESS_ROWS: Final = 12  # of the table beside the chart, which has all stretches
 
@@ -45,8 +47,8 @@ class Bar(NamedTuple):
 
 
 def page(report: Report, course: Course, *, dlq_command: str, now: float) -> str:
-    style = files("penstock_cli.report").joinpath("page.css").read_text("utf-8")
-    template = files("penstock_cli.report").joinpath("page.html.jinja").read_text("utf-8")
+    style = files("penstock_producer.reporting.forms").joinpath("page.css").read_text("utf-8")
+    template = files("penstock_producer.reporting.forms").joinpath("page.html.jinja").read_text("utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.from_string(template).render(

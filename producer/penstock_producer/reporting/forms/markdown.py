@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from penstock_producer.reporting.account import Report
     from penstock_producer.reporting.course import Course
 
+__all__ = ["markdown"]
+
 CELL_CHARS = 300
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#!|~&$@:])")  # what Markdown, or HTML in it, would take for its own
 _BACKTICKS = re.compile(r"`+")

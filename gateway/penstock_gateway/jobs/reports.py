@@ -1,0 +1,106 @@
+"""The report of a job, in the forms of `penstock report`: JSON, text, Markdown, or one page of HTML."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response
+
+from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.jobs.names import Reader, find_job
+from penstock_gateway.jobs.shown import report_of
+from penstock_gateway.jobs.sources import reading
+from penstock_ledger import OutcomeStore
+from penstock_ledger.model import Job
+from penstock_producer.reporting.course import course_of
+from penstock_producer.reporting.forms.markdown import markdown
+from penstock_producer.reporting.forms.page import page
+from penstock_producer.reporting.forms.plain import plain_text
+
+router = APIRouter()
+
+Form = Literal["json", "text", "markdown", "html"]
+
+_TYPES: Final[dict[Form, str]] = {
+    "json": "application/json", "text": "text/plain", "markdown": "text/markdown", "html": "text/html",
+}  # fmt: skip
+_READ_ALL: Final[tuple[Form, ...]] = ("markdown", "html")  # every row of a job, for its course
+_EXAMPLE: Final[dict[str, Any]] = {
+    "job": "tickets-2026-11-21", "state": "completed", "total": 1000, "succeeded": 994, "dead": 6, "cost_usd": 0.046864,
+    "seconds": 212.6, "dead_by_reason": {"http_400": 6},
+}  # fmt: skip
+_TEXT: Final = "99.4 % succeeded, 1.2 % after retry, 0.6 % dead  (994 + 6 of 1,000 documents)\n"
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "The account of the job, as `report.json` has it, or in the form that was asked for.",
+        "content": {
+            "application/json": {"schema": {"type": "object"}, "example": _EXAMPLE},
+            "text/plain": {"schema": {"type": "string"}, "example": _TEXT},
+            "text/markdown": {"schema": {"type": "string"}, "example": "# Report of job tickets-2026-11-21\n"},
+            "text/html": {"schema": {"type": "string"}, "example": "<!doctype html>\n"},
+        },
+    }
+}
+# The page has a policy of its own, too, which allows its one style sheet. It is foreign text on the address of the doors.
+_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; sandbox",
+    "x-content-type-options": "nosniff",
+    "vary": "accept",
+}
+
+
+@router.get("/{job}/report", response_class=Response, responses=_ANSWERS)
+async def report(
+    request: Request,
+    job: str,
+    caller: Reader,
+    form: Annotated[Form | None, Query(alias="format", description="Counts before the header Accept.")] = None,
+    accept: Annotated[str, Header(description="A type of the answers; JSON where it names none.")] = "",
+) -> Response:
+    """The account of a job: what came of its documents, what it cost, by lane, and what was saved."""
+    backend, asked = backend_of(request), form or _accepted(accept)
+
+    def look() -> bytes:
+        return _written(backend, find_job(backend, caller, job), asked)
+
+    if asked in _READ_ALL:
+        async with reading(backend):
+            written = await backend.run(look)
+    else:
+        written = await backend.run(look)
+    return Response(written, media_type=_TYPES[asked], headers=_HEADERS)
+
+
+def _written(backend: Backend, job: Job, form: Form) -> bytes:
+    found, command = report_of(backend, job), f"penstock dlq list {job.job_id}"
+    if form == "json":
+        return orjson.dumps(found.to_json())
+    if form == "text":
+        text = plain_text(found, dlq_command=command)
+    else:
+        course, write = course_of(OutcomeStore(backend.database), job), markdown if form == "markdown" else page
+        text = write(found, course, dlq_command=command, now=time.time())
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _accepted(header: str) -> Form:
+    """The form that is wanted most, JSON among equals."""
+    best: tuple[float, Form] = (0.0, "json")
+    for part in header.lower().split(","):
+        named, *parameters = (word.strip() for word in part.split(";"))
+        form = next((form for form, kind in _TYPES.items() if kind == named), None)
+        weight = _weight(parameters)
+        if form is not None and (weight > best[0] or (weight == best[0] and form == "json")):
+            best = weight, form
+    return best[1]
+
+
+def _weight(parameters: list[str]) -> float:
+    given = next((one[2:] for one in parameters if one.startswith("q=")), "1")
+    try:
+        return min(1.0, max(0.0, float(given)))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,107 @@
+"""What requests and answers about keys look like, each with an example for the OpenAPI document."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
+
+from penstock_gateway.callers.caller import Scope
+from penstock_ledger import DEFAULT_SCOPES, KEY_NAME_CHARS, SCOPES, ApiKey
+
+__all__ = ["KeyList", "KeyShown", "MadeKey", "NewKey", "key_shown"]
+
+LIMIT_MAX: Final = 2**31 - 1
+SPAN_MAX_S: Final = 100 * 366 * 86_400.0  # from now to the end of a key
+
+_KEY: Final[dict[str, Any]] = {
+    "object": "api_key", "id": "key_5f0c2a9be7d14c3388f1a06b", "name": "nightly import", "tenant": "shop",
+    "scopes": ["infer", "read", "write"], "requests_per_minute": 600, "concurrency": None, "budget_usd": 50.0,
+    "created_at": 1763740800.2, "expires_at": None, "revoked_at": None, "last_used_at": 1763741012.8, "valid": True,
+}  # fmt: skip
+
+
+def _like(example: Any) -> ConfigDict:
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": [example]})
+
+
+def _default_scopes() -> list[Scope]:
+    return [*DEFAULT_SCOPES]
+
+
+class NewKey(BaseModel):
+    """A key. What is left out is as the key has it that asks, where that is less than everything."""
+
+    model_config = _like(
+        {"name": "nightly import", "scopes": ["read", "write"], "expires_in_s": 7776000, "budget_usd": 50}
+    )
+
+    name: Annotated[StrictStr, Field(min_length=1, max_length=KEY_NAME_CHARS)]
+    tenant: Annotated[StrictStr, Field(min_length=1, max_length=64)] | None = Field(
+        None, description="Whose key it is; left out, that of the key that asks."
+    )
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(SCOPES))] = (
+        Field(default_factory=_default_scopes, description="None that the key that asks has not.")
+    )  # fmt: skip
+    expires_in_s: Annotated[StrictFloat | StrictInt, Field(gt=0, le=SPAN_MAX_S, allow_inf_nan=False)] | None = Field(
+        None, description="Seconds from now to its end."
+    )
+    requests_per_minute: Annotated[StrictInt, Field(ge=1, le=LIMIT_MAX)] | None = None
+    concurrency: Annotated[StrictInt, Field(ge=1, le=LIMIT_MAX)] | None = Field(
+        None, description="Requests of its tenant at once."
+    )
+    budget_usd: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1e12, allow_inf_nan=False)] | None = Field(
+        None, description="What jobs of its tenant may have cost in a calendar month (UTC)."
+    )
+
+
+class KeyShown(BaseModel):
+    """A key, without its secret, which is nowhere kept. Times are Unix seconds."""
+
+    model_config = _like(_KEY)
+
+    object: Literal["api_key"] = "api_key"
+    id: str
+    name: str
+    tenant: str | None
+    scopes: list[str]
+    requests_per_minute: int | None
+    concurrency: int | None
+    budget_usd: float | None
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None = Field(description="A minute old at most.")
+    valid: bool = Field(description="Whether it is neither revoked nor expired.")
+
+
+class MadeKey(KeyShown):
+    """The same with its secret, which only this answer has."""
+
+    model_config = _like(_KEY | {"last_used_at": None, "secret": "sk-penstock-…"})
+
+    secret: str
+
+
+class KeyList(BaseModel):
+    """Newest first. `next` is the cursor of older keys."""
+
+    model_config = _like({"object": "list", "data": [_KEY], "next": None})
+
+    object: Literal["list"] = "list"
+    data: list[KeyShown]
+    next: str | None
+
+
+def key_shown(key: ApiKey) -> KeyShown:
+    return KeyShown(**key_fields(key))
+
+
+def key_fields(key: ApiKey) -> dict[str, Any]:
+    return {
+        "id": key.key_id, "name": key.name, "tenant": key.tenant, "scopes": sorted(key.scopes),
+        "requests_per_minute": key.limits.requests_per_minute, "concurrency": key.limits.concurrency,
+        "budget_usd": key.limits.budget_usd, "created_at": key.created_at, "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at, "last_used_at": key.last_used_at, "valid": key.valid(time.time()),
+    }  # fmt: skip
