@@ -10,6 +10,10 @@ DEMO_DOCS ?= 3000
 EMBED_VENV ?= .venv-embed
 AIRFLOW ?= .venv-airflow
 TEST_PROCESSES ?= 2
+# Tests commit tens of thousands of times, and a disk takes milliseconds for each; they kill processes, not machines, so
+# nothing that they prove needs a disk. Root's tests get a folder in memory, which they alone see and which ends with them.
+IN_MEMORY ?= $(shell unshare --mount mount -t tmpfs tmpfs /mnt 2>/dev/null && \
+	echo "unshare --mount sh -c 'mount -t tmpfs -o mode=1777 tmpfs /mnt && TMPDIR=/mnt exec \"\$$@\"' sh")
 
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 define make_venv
@@ -48,7 +52,7 @@ demo-clean: ## remove the files of the demos, so that the next one starts from n
 # The tests start Penstock hundreds of times: compiled once, also where PYTHONDONTWRITEBYTECODE keeps each start from doing so.
 test: $(STAMP) ## run every test that CI runs, two at a time
 	@$(BIN)/python -m compileall -q cli gateway ledger producer ratelimit simulate workers
-	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images and not airflow"
+	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images and not airflow"
 
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract

@@ -85,7 +85,7 @@ def _one(documents: int, *, batch: int, postgres: bool) -> Run:
         started: Any = None
         if postgres:
             with tests_on_path():
-                started = import_module("servers").Postgres.start()
+                started = import_module("servers").Postgres.start(fsync=True)
             stack.callback(started.stop)
         database = Database(started)
         simulated = stack.enter_context(simulator(0, 0, "--batch-s", str(BATCH_S)))

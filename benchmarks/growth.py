@@ -172,7 +172,7 @@ def running_fleet(postgres: bool) -> Iterator[tuple[Path, Fleet, Database]]:
         started: Any = None
         if postgres:
             with tests_on_path():
-                started = import_module("servers").Postgres.start()
+                started = import_module("servers").Postgres.start(fsync=True)
             stack.callback(started.stop)
         database = Database(started)
         running = stack.enter_context(

@@ -69,7 +69,7 @@ def _database_url(place: Path, *, postgres: bool) -> Iterator[str]:
         yield f"sqlite:///{place / 'ledger.db'}"
         return
     with tests_on_path():
-        server = import_module("servers").Postgres.start()
+        server = import_module("servers").Postgres.start(fsync=True)
     try:
         yield server.new_database()
     finally:

@@ -324,7 +324,7 @@ def _show_into(
 
 @contextmanager
 def closing_server(servers: Any) -> Iterator[tuple[Callable[[], str], psutil.Process]]:
-    server = servers.Postgres.start()
+    server = servers.Postgres.start(fsync=True)
     try:
         pid = int((Path(server.handle.pgdata) / "postmaster.pid").read_text().split()[0])
         yield server.new_database, psutil.Process(pid)

@@ -153,6 +153,9 @@ class Postgres:
 
     Its folder is not below pytest's: under root the server runs as another user, and each pytest session that starts
     takes the rights to the folder of all sessions away from others.
+
+    It does not wait for the disk unless ``fsync`` says so: what a killed process has written is with the operating
+    system, and no test takes the machine's power away.
     """
 
     folder: Path
@@ -161,13 +164,16 @@ class Postgres:
     names: itertools.count[int] = field(default_factory=itertools.count)
 
     @classmethod
-    def start(cls) -> Postgres:
+    def start(cls, *, fsync: bool = False) -> Postgres:
         try:
             from pgserver.postgres_server import get_server
         except ImportError as error:
             raise MissingServer("no PostgreSQL: `pip install pgserver` (wheels for CPython 3.11 and 3.12)") from error
         folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
         handle = get_server(str(folder), cleanup_mode="stop")
+        if not fsync:
+            handle.psql("alter system set fsync = off")
+            handle.psql("select pg_reload_conf()")
         return cls(folder, handle.get_uri(), handle)
 
     def new_database(self, options: str = "") -> str:

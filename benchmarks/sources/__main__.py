@@ -79,7 +79,7 @@ def postgresql() -> Iterator[None]:
     """A server of its own; children find it by their environment."""
     with tests_on_path():
         servers = import_module("servers")
-    server = servers.Postgres.start()
+    server = servers.Postgres.start(fsync=True)
     try:
         os.environ[POSTGRESQL] = server.uri
         yield
