@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -18,19 +17,6 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 RUNS_IN_CI = os.environ.get("CI") == "true"
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """What is collected stays: walking it again and again took a third of the processor time of collecting, and later of
-    each `gc.collect()`."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, *before[1:])
-    try:
-        return (yield)
-    finally:
-        gc.set_threshold(*before)
-        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
