@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.callers.shares import Shares
 from penstock_gateway.jobs.names import Writer, find_job, stored_key
 from penstock_gateway.jobs.shapes import Estimate, JobShown, NewJob
 from penstock_gateway.jobs.shown import counted
@@ -43,7 +44,7 @@ async def submit(
     backend = backend_of(request)
     key = given.job if given.job is not None else idempotency_key
     options = options_of(given, caller)
-    async with _reading(backend):
+    async with _reading(backend, caller):
         job, is_new = await backend.run(_submitted, backend, caller, given, options, key)
     response.status_code = 201 if is_new else 200
     response.headers["location"] = f"/v1/jobs/{job.job_id}"
@@ -61,18 +62,20 @@ async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
     if given.source is None:
         fix = "give the id of an uploaded file, or an s3:// URI"
         raise SpecError([Problem("missing_field", "/source", "only sources are estimated", fix)])
-    async with _reading(backend):
+    async with _reading(backend, caller):
         return await backend.run(_estimated, backend, caller, given.source, options)
 
 
 @asynccontextmanager
-async def _reading(backend: Backend) -> AsyncIterator[None]:
-    """One source at a time for half of the threads, so that status is shown while large ones are read. Raises Refused."""
+async def _reading(backend: Backend, caller: Caller) -> AsyncIterator[None]:
+    """One source at a time for half of the threads, so that status is shown while large ones are read; and of one tenant no more
+    than its share. Raises Refused (429, 503)."""
     if backend.reading.locked():
         raise Refused(503, "as many sources are being read now as may be at once; try again", code="overloaded",
                       headers={"retry-after": "5"})  # fmt: skip
-    async with backend.reading:
-        yield
+    with backend.part(Shares).held("reads", caller.tenant):
+        async with backend.reading:
+            yield
 
 
 def _submitted(

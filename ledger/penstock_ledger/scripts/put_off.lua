@@ -54,4 +54,5 @@ for _ = 1, tonumber(ARGV[2]) do
   i = i + RELEASED
 end
 write_sums()
+close_accounts()
 return delayed

@@ -41,4 +41,5 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[1])) do
 end
 write_sums()
 write_kept()
+close_accounts()
 return new

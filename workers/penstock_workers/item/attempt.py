@@ -38,6 +38,12 @@ class JobView:
     reuse: ReusePolicy | None = None  # None: all of its requests are sent
     fallback: JobView | None = None  # the same job with the next model that an item is asked of, see follow_ups.py
     awaited: bool = False  # callers wait for its answers: they are settled without delay, and announced
+    tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether money may be reserved for its calls."""
+        return self.tenant_usd is not None or self.spec.budget_usd is not None
 
 
 class Item(Struct, eq=False):

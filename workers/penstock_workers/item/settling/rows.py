@@ -109,7 +109,7 @@ def is_awaited(settled: Settled) -> bool:
 
 def has_budget(attempt: Attempt) -> bool:
     """Whether money may be reserved for its call."""
-    return attempt.job.spec.budget_usd is not None
+    return attempt.job.has_budget
 
 
 def reason_of(outcome: Retry | Released) -> str:
