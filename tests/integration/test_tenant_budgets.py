@@ -41,6 +41,7 @@ from penstock_workers.control.job import accounts
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.run.may_cost import may_cost
 from penstock_workers.item.run.reading.jobs import read_job
+from penstock_workers.item.settling.rows import has_budget
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 JOBS = 12
@@ -186,7 +187,7 @@ def test_a_worker_that_does_not_know_of_the_budget_does_not_send(house: House) -
     assert house.hot.begin([Begin(key, buckets)])[0].reply is BeginReply.BUDGET_CHANGED
     read = read_job(house.jobs, WorkerSettings(), TenantBudgets(house.database))
     view = read(job.job_id)
-    assert (view.tenant_usd, view.has_budget) == (1.0, True)
+    assert (view.tenant_usd, has_budget(view)) == (1.0, True)
     assert house.hot.begin([Begin(key, buckets, MayCost(1))])[0].reply is BeginReply.GO
 
 

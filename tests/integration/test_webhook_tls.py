@@ -19,7 +19,8 @@ from servers import free_port
 from standardwebhooks import Webhook
 
 from penstock_gateway.settings import GatewayFields
-from penstock_gateway.webhooks.sending import UNREACHABLE, send, trusted
+from penstock_gateway.webhooks.guard import UNREACHABLE
+from penstock_gateway.webhooks.sending import send, trusted
 from penstock_ledger import DueDelivery
 
 HOSTS = ("localhost", "127.0.0.1")
@@ -80,7 +81,7 @@ def due(port: int, host: str = "localhost", path: str = "hook") -> DueDelivery:
 
 async def test_certificates_are_checked_and_faults_tell_nothing_of_the_network(folder: Path) -> None:
     """One of the authority in gateway.webhook_ca_file is right for its own name. A certificate of another name or authority, a
-    port without TLS, one where nothing listens and a name that is none are told alike; the log has the difference."""
+    port without TLS, one where nothing listens and a name that is none read alike; the log has the difference."""
     own, system = trusted(folder / "ca.pem"), trusted(None)
     with ExitStack() as open_ones:
         good, other, stranger, plain = (
@@ -119,7 +120,7 @@ def test_a_door_delivers_to_a_receiver_of_its_own_authority(folder: Path, tmp_pa
 
 
 def test_registering_a_url_tells_nothing_of_the_network(tmp_path: Path) -> None:
-    """A name that is none and one that leads inside are refused alike; an address is judged by its looks."""
+    """A name that is none and one that leads inside are refused alike; an address is refused by its looks."""
     with door(door_settings(tmp_path)) as url:
         for host, why in (
             ("nowhere.invalid", UNREACHABLE), ("localhost", UNREACHABLE),

@@ -36,7 +36,7 @@ _TUNNELS: Final = tuple(
 
 
 UNREACHABLE: Final = "cannot be reached"
-"""All that a caller is told of a host without an answer: in the operator's network it is not its business whether a name, an
+"""All that a caller sees of a host without an answer: in the operator's network it is not its business whether a name, an
 address or a port is there. The log says more."""
 
 

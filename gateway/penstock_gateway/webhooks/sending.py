@@ -23,7 +23,7 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.webhooks.guard import UNREACHABLE, GuardedResolver, NotAllowed, check_url
 from penstock_ledger import DueDelivery, WebhookStore
 
-__all__ = ["PAUSES_S", "Sent", "WebhookSending", "send"]
+__all__ = ["PAUSES_S", "Sent", "WebhookSending", "send", "trusted"]
 
 log = logging.getLogger("penstock.gateway")
 

@@ -43,7 +43,7 @@ class TenantAccount(NamedTuple):
 class TenantSeen(NamedTuple):
     """What SQL knows of a tenant's month, for the jobs that ``jobs_of_tenant`` has named."""
 
-    turn: str  # as it was told there
+    turn: str  # of the account, as that has shown it
     base: int  # spent by the tenant's other jobs, and by those that have ended
     ended: Sequence[str]  # of those named: they are in ``base``; at most ENDED_MAX
 

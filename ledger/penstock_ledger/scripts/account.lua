@@ -127,8 +127,8 @@ local function keep_paid(job, name, paid)
   if amount > 0 or paid > 0 then hold(job, name, amount, paid, paid, 0, owner) end
 end
 
--- Tell tenants what this call has changed; what it counted as spent is in the counters by now.
-local function close_accounts()
+-- Tell tenants what this call has changed; what it counted as spent is in the counters by now. Returns the answer of the script.
+local function close_accounts(answer)
   for job, account in pairs(accounts) do
     if account.tenant then
       local jobs = account.tenant .. ':jobs'
@@ -144,4 +144,5 @@ local function close_accounts()
       end
     end
   end
+  return answer
 end

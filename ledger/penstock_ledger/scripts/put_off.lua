@@ -54,5 +54,4 @@ for _ = 1, tonumber(ARGV[2]) do
   i = i + RELEASED
 end
 write_sums()
-close_accounts()
-return delayed
+return close_accounts(delayed)

@@ -41,5 +41,4 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[1])) do
 end
 write_sums()
 write_kept()
-close_accounts()
-return new
+return close_accounts(new)

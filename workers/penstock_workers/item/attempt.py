@@ -40,11 +40,6 @@ class JobView:
     awaited: bool = False  # callers wait for its answers: they are settled without delay, and announced
     tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
 
-    @property
-    def has_budget(self) -> bool:
-        """Whether money may be reserved for its calls."""
-        return self.tenant_usd is not None or self.spec.budget_usd is not None
-
 
 class Item(Struct, eq=False):
     """A message that was read: it says which item it is about, and what earlier attempts at it cost. Made by ``of``."""
@@ -116,8 +111,7 @@ class Attempt(Item, kw_only=True, eq=False):
     @property
     def repairs_left(self) -> int:
         """How often a model may still be shown what is wrong with its answer: so many times for each model."""
-        used = self.spent_in_all
-        return self.job.spec.schema_repairs * (used.fallbacks + 1) - used.repairs
+        return self.job.spec.schema_repairs * (self.spent_in_all.fallbacks + 1) - self.spent_in_all.repairs
 
     @classmethod
     def at(cls, item: Item, job: JobView, given: bytes) -> Attempt:

@@ -16,7 +16,7 @@ from penstock_producer.job.lanes import has_own_model
 from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.attempt import Attempt
-from penstock_workers.item.settling.rows import prices_of
+from penstock_workers.item.settling.rows import has_budget, prices_of
 
 HOUR: Final = b'"1h"'
 """In every request that asks for a prompt cache of an hour, whose tokens cost more to write."""
@@ -37,7 +37,7 @@ def may_cost(attempt: Attempt) -> MayCost | None:
     Raises PricesMissing where its tenant has a budget, and the price is not known: the call would count as free.
     """
     job, paid = attempt.job, attempt.spent.cost_microusd
-    if not job.has_budget:
+    if not has_budget(job):
         return None
     model = job.spec.model or _model_in(attempt.body)
     prices = prices_of(job, model)

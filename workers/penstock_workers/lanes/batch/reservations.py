@@ -56,7 +56,7 @@ class Reservations:
 
     def reserve(self, job: Job, batch: ProviderBatch, budget_usd: float | None) -> Room | None:
         """What the batch may cost; doing it again changes nothing. None where neither the job nor its tenant has a budget.
-        Raises redis.RedisError, and PricesMissing where the tenant has one and nobody knows what the batch costs."""
+        Raises redis.RedisError, and PricesMissing where the tenant has one and the price is not known."""
         tenant_usd = self._tenants.budget_of(job)
         if budget_usd is None and tenant_usd is None:
             return None
