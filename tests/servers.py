@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
@@ -191,6 +193,18 @@ class Postgres:
             ["-w", "-m", "immediate", "-l", log, "restart"], pgdata=self.handle.pgdata, user=self.handle.system_user
         )
         self.handle.ensure_postgres_running()  # it takes note of the new pid, which `stop` ends
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Stopped, as for an upgrade: connections are broken, and for the time of the block no one listens."""
+        import pgserver
+
+        commands: Any = pgserver
+        commands.pg_ctl(["-w", "-m", "fast", "stop"], pgdata=self.handle.pgdata, user=self.handle.system_user)
+        try:
+            yield
+        finally:
+            self.handle.ensure_postgres_running()
 
     def stop(self) -> None:
         self.handle.cleanup()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -67,6 +68,13 @@ class GatewayFields(BaseModel):
     max_upload_bytes: Annotated[int, Field(ge=1024, le=1024**4)] = 200 * MIB
     # Of any other body, read into memory whole: a call with images inside is some MiB.
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = 32 * MIB
+    # Of one tenant, at once and in this process: connections that follow jobs, uploads, and sources that are read to be submitted
+    # or estimated. The operator, who has no tenant, has what the door as a whole has.
+    tenant_streams: Annotated[int, Field(ge=1, le=1_000)] = 100
+    tenant_uploads: Annotated[int, Field(ge=1, le=1_000)] = 8
+    tenant_reads: Annotated[int, Field(ge=1, le=256)] = 2
+    # Of all files of one tenant; what its batches write counts, and is never refused.
+    tenant_file_bytes: Annotated[int, Field(ge=1024, le=1024**5)] = 100 * 1024 * MIB
     # Blocking work (SQL, files) at once; what comes on top waits in line.
     threads: Annotated[int, Field(ge=1, le=256)] = 8
     # Open at once. Where there are as many, the one that has been idle longest makes room for a new one.
@@ -87,6 +95,18 @@ class GatewayFields(BaseModel):
 
     # Hosts that webhooks may be sent to although they are on this machine or in its network, by http and at any port, too.
     webhook_hosts: tuple[str, ...] = ()
+    # A PEM file of authorities that receivers may have their certificates from, beside those that the system trusts.
+    webhook_ca_file: Path | None = None
+
+    @field_validator("webhook_ca_file")
+    @classmethod
+    def _check_ca_file(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            try:
+                ssl.create_default_context(cafile=str(path))
+            except (OSError, ssl.SSLError) as error:
+                raise ValueError(f"give a PEM file of certificates: {error.strerror or error}") from None
+        return path
 
     @field_validator("files")
     @classmethod

@@ -47,7 +47,12 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.needed_by import needed_by as needed_by
     from penstock_ledger.door_stores.spending import Spending as Spending
     from penstock_ledger.door_stores.spending import SpendingStore as SpendingStore
+    from penstock_ledger.door_stores.tenant_accounts import TenantAccounts as TenantAccounts
+    from penstock_ledger.door_stores.tenant_accounts import tenant_of_job as tenant_of_job
+    from penstock_ledger.door_stores.tenant_costs import Month as Month
+    from penstock_ledger.door_stores.tenant_costs import TenantBudgets as TenantBudgets
     from penstock_ledger.door_stores.tenant_costs import TenantCosts as TenantCosts
+    from penstock_ledger.door_stores.tenant_costs import month_of as month_of
     from penstock_ledger.door_stores.webhooks import Delivery as Delivery
     from penstock_ledger.door_stores.webhooks import DueDelivery as DueDelivery
     from penstock_ledger.door_stores.webhooks import Endpoint as Endpoint
@@ -104,8 +109,11 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.batches import SettledRetry as SettledRetry
     from penstock_ledger.in_redis.batches import SettleReport as SettleReport
     from penstock_ledger.in_redis.batches import WorkerSeen as WorkerSeen
+    from penstock_ledger.in_redis.budget_book import BOUNDLESS as BOUNDLESS
     from penstock_ledger.in_redis.budget_book import Account as Account
     from penstock_ledger.in_redis.budget_book import BudgetBook as BudgetBook
+    from penstock_ledger.in_redis.budget_book import TenantAccount as TenantAccount
+    from penstock_ledger.in_redis.budget_book import TenantSeen as TenantSeen
     from penstock_ledger.in_redis.causes import Cause as Cause
     from penstock_ledger.in_redis.causes import CauseBook as CauseBook
     from penstock_ledger.in_redis.door_limits import Admission as Admission
@@ -203,7 +211,8 @@ else:
             "penstock_ledger.door_stores.letter_lines": "LetterLine letter_lines",
             "penstock_ledger.door_stores.needed_by": "needed_by",
             "penstock_ledger.door_stores.spending": "Spending SpendingStore",
-            "penstock_ledger.door_stores.tenant_costs": "TenantCosts",
+            "penstock_ledger.door_stores.tenant_accounts": "TenantAccounts tenant_of_job",
+            "penstock_ledger.door_stores.tenant_costs": "Month TenantBudgets TenantCosts month_of",
             "penstock_ledger.door_stores.webhooks": "Delivery DueDelivery Endpoint NewEndpoint WebhookStore",
             "penstock_ledger.door_stores.whose": "EVERYONE Whose",
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
@@ -211,7 +220,7 @@ else:
                 "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep MayCost Memory Publish PublishReport "
                 "SettleBatch SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
-            "penstock_ledger.in_redis.budget_book": "Account BudgetBook",
+            "penstock_ledger.in_redis.budget_book": "Account BOUNDLESS BudgetBook TenantAccount TenantSeen",
             "penstock_ledger.in_redis.causes": "Cause CauseBook",
             "penstock_ledger.in_redis.door_limits": "Admission Admitted DoorLimits",
             "penstock_ledger.sql.database": "Database open_database",

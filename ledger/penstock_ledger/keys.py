@@ -21,6 +21,9 @@ penstock:<job>:budget               string  millionths of a dollar, of a job wit
 penstock:<job>:account              hash    reserved: the sum of the next; spent: as SQL has it; most, over, lacking
 penstock:<job>:reserved             hash    "<gen>:<document id>" or "batch:<tag>" -> what a call, or a provider batch, that is
                                             under way may cost, and who makes it
+penstock:tenants:<digest>:<month>   hash    what a tenant with a budget may spend on jobs that were accepted in this month (as
+                                            2026-11, UTC), has spent and reserved, see account.lua; expires
+penstock:tenants:<digest>:<month>:jobs  hash  prefix of each such job -> what it has spent and reserved; expires
 penstock:budgets:owners             zset    worker that makes calls for jobs with a budget -> when it last said that it lives
                                             (Unix seconds, this server's clock)
 penstock:<job>:queue                string  of a job that names no model, in a lane with queues per model: the queue of the
@@ -126,6 +129,7 @@ __all__ = [
     "queues",
     "relayed",
     "shovel",
+    "tenant_month",
     "unacked",
     "unacked_index",
     "unacked_mutex",
@@ -216,6 +220,11 @@ def callers_now(who: str) -> str:
 
 def _of_caller(who: str) -> str:
     return f"{PREFIX}callers:{hashlib.sha256(who.encode()).hexdigest()[:32]}"
+
+
+def tenant_month(tenant: str, month: str) -> str:
+    """The account of a tenant with a budget; ``month`` as 2026-11."""
+    return f"{PREFIX}tenants:{hashlib.sha256(tenant.encode()).hexdigest()[:32]}:{month}"
 
 
 def answers_of_tenant(tenant: str | None) -> str:

@@ -47,3 +47,33 @@ def test_a_budget_holds_over_workers_that_are_killed(tmp_path: Path) -> None:
         fleet.penstock(*command[1].split()[:-1], "50")
         fleet.wait_for(job, JobState.COMPLETED, WORK_S)
         assert fleet.producer.status(job.job_id).counts.succeeded == DOCUMENTS
+
+
+def test_a_tenants_budget_holds_over_its_jobs_and_a_larger_one_lets_them_go_on(tmp_path: Path) -> None:
+    """Two jobs of a tenant that has 30 cents, and each needs more: both pause within it, name it and the key that helps, and end
+    once that is made; a job of another tenant is not kept waiting."""
+    with Fleet(tmp_path) as fleet:
+        fleet.provider.start("--latency-ms", "50", "--latency-sigma", "0.3")
+        prices: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICE.items()}
+        fleet.penstock("keys", "create", "night", "--tenant", "shop", "--budget-usd", "0.3")
+        fleet.control(**prices)
+        fleet.worker(10, **prices)
+        spec = fleet.spec(params={"max_tokens": 64})
+        jobs = [
+            fleet.producer.submit(fleet.source(40, name=f"of-{nth}"), spec | {"tenant": tenant}, job_key=f"of-{tenant}-{nth}")
+            for nth, tenant in enumerate(("shop", "shop", "other"))
+        ]  # fmt: skip
+        fleet.wait_for(jobs[2], JobState.COMPLETED, WORK_S)
+        for job in jobs[:2]:
+            fleet.wait_for(job, JobState.PAUSED, WORK_S)
+        found = [fleet.producer.status(job.job_id) for job in jobs[:2]]
+        spent = sum(one.counts.cost_microusd for one in found) / 1_000_000
+        assert 0.3 - 2 * CALL_USD < spent <= 0.3, [one.job.reason for one in found]
+        for one in found:
+            command = re.search(r"penstock (keys create \w+ --tenant shop --budget-usd [\d.]+)$", one.job.reason or "")
+            assert command is not None, one.job.reason
+        assert command is not None
+        fleet.penstock(*command[1].split()[:-1], "50")
+        for job in jobs[:2]:
+            fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+            assert fleet.producer.status(job.job_id).counts.succeeded == 40

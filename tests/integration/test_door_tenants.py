@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,10 +17,12 @@ from servers import RedisServer
 
 from penstock_gateway import GatewaySettings, create_app
 from penstock_ledger import open_database
+from penstock_producer.settings import ProviderFacts
 
 READ_S = 3.0  # for the head of an answer; streams of events have no end
 PARAMETER = re.compile(r"\{[^}]+\}")
 SCOPES = ("read", "write", "infer")
+OF_SHAPE = (400, 415, 422)  # statuses of a request that is refused before anything is looked up
 OTHER_NAME = "x-1"  # of what is named behind the first parameter
 
 
@@ -51,6 +54,30 @@ LISTING = [
 ]
 
 
+DOCUMENT = create_app(GatewaySettings()).openapi()
+
+
+def example_of(route: Route) -> bytes | None:
+    """A body as the OpenAPI document shows one; nothing where the route reads none."""
+    given = DOCUMENT["paths"].get(route.path, {}).get(route.method.lower(), {}).get("requestBody")
+    if given is None:
+        return b"{}" if route.method in ("POST", "PUT", "PATCH") else None
+    content = given["content"]["application/json"]
+    found = content["example"] if "example" in content else shown(content["schema"])
+    return json.dumps(found).encode()
+
+
+def shown(schema: dict[str, Any]) -> Any:
+    """The example of a schema; of several that may be given, that of the first."""
+    while "$ref" in schema or "anyOf" in schema:
+        schema = (
+            schema["anyOf"][0]
+            if "anyOf" in schema
+            else DOCUMENT["components"]["schemas"][schema["$ref"].split("/")[-1]]
+        )
+    return schema["example"] if "example" in schema else schema["examples"][0]
+
+
 class World(NamedTuple):
     settings: GatewaySettings
     url: str
@@ -64,10 +91,10 @@ class World(NamedTuple):
         finally:
             database.close()
 
-    def ask(self, method: str, path: str, secret: str) -> tuple[int, bytes]:
+    def ask(self, route: Route, path: str, secret: str) -> tuple[int, bytes]:
         """Status and the beginning of the body."""
         connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=READ_S)
-        body = b"{}" if method in ("POST", "PUT", "PATCH") else None
+        method, body = route.method, example_of(route)
         headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
         try:
             connection.request(method, path, body, headers)
@@ -79,7 +106,10 @@ class World(NamedTuple):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) -> Iterator[World]:
-    settings = door_settings(tmp_path_factory.mktemp("door"), _shared_redis.url)
+    priced = {"default": ProviderFacts(usd_per_mtok_in=1.0)}  # for a job to take a budget
+    settings = door_settings(tmp_path_factory.mktemp("door"), _shared_redis.url).model_copy(
+        update={"providers": priced}
+    )
     owner, other = (new_key(settings, tenant, *SCOPES) for tenant in ("alpha", "beta"))
     with door(settings) as url:
         yield World(settings, url, owner, other)
@@ -87,17 +117,22 @@ def world(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) 
 
 @pytest.mark.parametrize("route", NAMING, ids=lambda route: f"{route.method} {route.path}")
 def test_what_another_tenant_has_is_not_there(world: World, route: Route) -> None:
-    """404 with the words of an id that never was; where the request itself is refused first, it is for both."""
+    """404 with the words of an id that never was, for a body that its owner is not refused for. Pages of the dashboard may refuse
+    the request first, and do so for both."""
     named = world.made(maker_of(route.path))
     unknown = ("A" if named[-1] != "A" else "B").join((named[:-1], ""))
     to_theirs, to_unknown = (filled(route.path, name) for name in (named, unknown))
-    theirs = world.ask(route.method, to_theirs, world.other)
-    nothing = world.ask(route.method, to_unknown, world.other)
+    theirs = world.ask(route, to_theirs, world.other)
+    nothing = world.ask(route, to_unknown, world.other)
     assert without(theirs[1], named) == without(nothing[1], unknown)
     assert theirs[0] == nothing[0]
-    if theirs[0] != 404:
+    own = world.ask(route, to_theirs, world.owner)
+    if route.path.startswith("/v1/"):
+        assert theirs[0] == 404
+        assert example_of(route) is None or own[0] not in OF_SHAPE, own[1].decode()
+    elif theirs[0] != 404:
         assert theirs[0] in (303, 400, 401, 403, 405, 415, 422), f"another tenant is answered {theirs[0]}"
-        assert world.ask(route.method, to_theirs, world.owner)[0] == theirs[0]
+        assert own[0] == theirs[0]
 
 
 @pytest.mark.parametrize("route", LISTING, ids=lambda route: f"{route.method} {route.path}")

@@ -379,16 +379,16 @@ def test_listeners_share_one_look_at_the_stores(settings: GatewaySettings, tmp_p
         backend = Backend(door_settings(tmp_path))
         job_id = backend.producer.open_job(SPEC).job_id
         watches = Watches(backend)
-        listeners = [watches.listen(job_id) for _ in range(20)]
+        listeners = [watches.listen(job_id, None) for _ in range(20)]
         told = [await listener.next() for listener in listeners]
         assert len({id(progress) for progress in told}) == 1
         assert len([task for task in asyncio.all_tasks() if task.get_name() == f"watch {job_id}"]) == 1
         watches.listeners = LISTENERS_MAX
         with pytest.raises(Refused) as refused:
-            watches.listen(job_id)
+            watches.listen(job_id, None)
         assert refused.value.status == 503
         for listener in listeners:
-            watches.leave(job_id, listener)
+            watches.leave(job_id, listener, None)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not [task for task in asyncio.all_tasks() if task.get_name() == f"watch {job_id}"]
@@ -407,7 +407,7 @@ def test_a_reader_of_events_that_takes_nothing_is_dropped(
         backend = Backend(door_settings(tmp_path))
         job_id = backend.producer.open_job(SPEC).job_id
         watches = Watches(backend)
-        stream = events.EventStream(backend, watches, job_id, None)
+        stream = events.EventStream(backend, watches, job_id, None, None)
         forever = asyncio.Event()
 
         async def receive() -> dict[str, str]:

@@ -19,6 +19,13 @@ from servers import free_port
 
 BATCH = 60  # documents of one batch
 STARTED_S = 60.0
+# Of the model that the lines of batches name: what a provider says on its price page.
+PRICES = """
+[providers.default.prices.sim]
+input = 1.0
+output = 2.0
+batch_discount = 0.5
+"""
 
 
 class Served:
@@ -88,10 +95,12 @@ def lines(number: int = BATCH) -> bytes:
     )  # fmt: skip
 
 
-def begun(client: openai.OpenAI) -> str:
+def begun(client: openai.OpenAI, **metadata: str) -> str:
     """The id of a batch that was created."""
     file = client.files.create(file=("batch.jsonl", lines()), purpose="batch")
-    return client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h").id
+    return client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata=metadata
+    ).id
 
 
 def ended(client: openai.OpenAI, batch: str) -> bool:
@@ -121,6 +130,36 @@ def test_batches_go_on_after_an_interrupt_and_after_kills(served: Served) -> Non
         assert output is not None
         answers = [json.loads(line)["custom_id"] for line in served.client.files.content(output).text.splitlines()]
         assert sorted(answers) == sorted(f"doc-{n}" for n in range(BATCH))
+
+
+def test_lane_auto_serves_calls_at_once_and_batches_by_what_they_allow(tmp_path: Path) -> None:
+    """`--lane auto`: a call that waits is answered in real time, a batch with a day's time by the provider's batches, at half the
+    price of the model that its lines name, and one that names a lane there; all by the unmodified SDK."""
+    with simulator("--latency-ms", "20", "--batch-s", "0.5", "--batch-step-s", "0.05") as provider:
+        one = Served(Machine(tmp_path), provider.url)
+        one.flags += ["--lane", "auto"]
+        (tmp_path / "penstock.toml").write_text(PRICES)
+        one.start()
+        try:
+            answer = one.client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "at once"}])
+            assert answer.choices[0].message.content
+            assert lane_of(one, begun(one.client, **{"penstock.lane": "api"})) == "api"
+            # The worker of batches may start after the doors: until it does, a batch goes to whom there is.
+            eventually(lambda: lane_of(one, begun(one.client)) == "batch", STARTED_S)
+        finally:
+            status, told = one.end(signal.SIGTERM)
+        assert status == 0, told
+        assert one.processes() == []
+
+
+def lane_of(served: Served, batch: str) -> str:
+    """In which a batch has ended, with all of its answers."""
+    eventually(partial(ended, served.client, batch), STARTED_S)
+    output = served.client.batches.retrieve(batch).output_file_id
+    assert output is not None
+    assert len(served.client.files.content(output).text.splitlines()) == BATCH
+    with urllib.request.urlopen(f"{served.url}/v1/jobs/{batch}") as job:
+        return str(json.load(job)["lane"])
 
 
 def kill(served: Served, what: str) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from penstock_ledger import AnswerBook, Drained, JobStore, OutcomeStore, Provenance, RedisLedger
+from penstock_ledger import AnswerBook, Drained, JobStore, OutcomeStore, Provenance, RedisLedger, TenantBudgets
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.served import Served
 from penstock_workers.children.child_pool import ChildPool
@@ -162,7 +162,7 @@ class WorkerEngine:
             linger_s=settings.commit_linger_s,
             on_durable=partial(_after_settling, None if traces is None else traces.settled),
         )
-        book = JobBook(read_job(jobs, settings))
+        book = JobBook(read_job(jobs, settings, TenantBudgets(stores.database)))
         starts = Starts(stores.hot, outcomes, jobs, settings.lane, book.forget)
         causes = Causes(stores.hot.failing.note)
         admission = self._priced(self._row.admission(settings, self._lane))

@@ -157,13 +157,15 @@ class UnknownProvider(JobCannotRun):
 
 
 class PricesMissing(JobCannotRun):
-    """A job has a budget, and this worker does not know what its provider charges: each answer would count as free."""
+    """A job, or its ``tenant``, has a budget, and this worker does not know what its provider charges: each answer would count as
+    free."""
 
     exit_status = EXIT_USAGE
 
-    def __init__(self, provider: str, model: str | None, budget_usd: float) -> None:
+    def __init__(self, provider: str, model: str | None, budget_usd: float, tenant: str | None = None) -> None:
+        whose = "the job's budget" if tenant is None else f"the monthly budget of tenant {tenant!r}"
         super().__init__(
-            f"prices_missing: the job's budget is {budget_usd:g} USD, and this worker knows no price of "
+            f"prices_missing: {whose} is {budget_usd:g} USD, and this worker knows no price of "
             f"{'its models' if model is None else f'model {model!r}'} at provider {provider!r}; set "
             f"providers.{provider}.usd_per_mtok_in and usd_per_mtok_out (US dollars per million tokens), restart the workers and "
             "resume the job"

@@ -57,5 +57,5 @@ def late_warning(ledger: Books, job: Job, settings: WorkerSettings | None = None
     known = Known(
         provider, provider.limits, provider.batch_enqueued_tokens, ledger.batches_lasted(spec.provider, HISTORY), view
     )
-    guess = Estimate(found["tokens_in"], found["tokens_out"], found["capped"])
+    guess = Estimate(found["tokens_in"], found["tokens_out"], found["capped"], model=found.get("model"))
     return late(spec, guess, found["documents"], known, settings.lanes, time.time())

@@ -8,7 +8,7 @@ from typing import Any
 from penstock_gateway.backend import Backend
 from penstock_gateway.batches.asked import AskedBatch
 from penstock_gateway.batches.figures import with_live_counts
-from penstock_gateway.batches.metadata import place_of
+from penstock_gateway.batches.metadata import place_of, tenant_of_batch
 from penstock_gateway.batches.shown import shown
 from penstock_gateway.batches.specs import OPENAI, spec_of
 from penstock_gateway.callers.caller import Caller
@@ -45,11 +45,12 @@ def _live_job(backend: Backend, batch: DoorBatch) -> Job | None:
 
 
 def created(backend: Backend, asked: AskedBatch, caller: Caller, key: str | None) -> _Found:
-    _check(backend, asked, caller)
+    tenant = tenant_of_batch(asked.metadata, caller)
+    _check(backend, asked, caller, tenant)
     new = NewDoorBatch(
         batch_id=new_id("batch") if key is None else _id_of(caller, key),
         kind=OPENAI,
-        tenant=caller.tenant,
+        tenant=tenant,
         endpoint=asked.endpoint,
         input_file_id=asked.input_file_id,
         window_s=asked.window_s,
@@ -64,7 +65,7 @@ def created(backend: Backend, asked: AskedBatch, caller: Caller, key: str | None
     return _figures(backend, store, batch)
 
 
-def _check(backend: Backend, asked: AskedBatch, caller: Caller) -> None:
+def _check(backend: Backend, asked: AskedBatch, caller: Caller, tenant: str | None) -> None:
     """What can be refused at once. A file that is not there is not: the batch fails, as at OpenAI."""
     file = FileStore(backend.settings, backend.database).get(asked.input_file_id, whose(caller))
     if file is not None and file.purpose != "batch":
@@ -72,7 +73,7 @@ def _check(backend: Backend, asked: AskedBatch, caller: Caller) -> None:
         raise Refused(400, told, code="invalid_value", param="input_file_id")
     try:
         spec_of(
-            backend.settings, kind=OPENAI, tenant=caller.tenant, endpoint=asked.endpoint, metadata=asked.metadata,
+            backend.settings, kind=OPENAI, tenant=tenant, endpoint=asked.endpoint, metadata=asked.metadata,
             deadline_s=asked.window_s,
         )  # fmt: skip
     except SpecError as error:

@@ -8,6 +8,7 @@ from typing import Any
 from penstock_gateway.backend import Backend
 from penstock_gateway.batches.figures import ended_by_deadline
 from penstock_gateway.batches.lines import errors_of, not_begun, outputs_of
+from penstock_gateway.batches.metadata import TENANT
 from penstock_gateway.batches.specs import spec_of_batch
 from penstock_gateway.batches.usage import Details
 from penstock_gateway.files.form import BATCH_LIVES_S
@@ -22,9 +23,12 @@ OUTPUT, ERRORS = "output", "error"
 
 
 def input_path(backend: Backend, batch: DoorBatch) -> str | None:
-    """Where the file of a batch lies; None where it is gone, or is another tenant's."""
+    """Where the file of a batch lies; None where it is gone, or is another tenant's. A batch that the operator has made for a
+    tenant may read a file of the operator's."""
     files = FileStore(backend.settings, backend.database)
     file = files.get(batch.input_file_id, Whose(batch.tenant))
+    if file is None and TENANT in (batch.metadata or {}):
+        file = files.get(batch.input_file_id, Whose(None))
     return None if file is None else files.place(file)
 
 

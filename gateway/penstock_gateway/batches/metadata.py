@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from penstock_gateway.callers.caller import Caller
 from penstock_gateway.refused import Refused
 
-__all__ = ["asked_in", "metadata_of", "place_of"]
+__all__ = ["TENANT", "asked_in", "metadata_of", "place_of", "tenant_of_batch"]
 
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # OpenAI's
 OURS: Final = "penstock."
-_FIELDS: Final = ("priority", "lane", "budget_usd")  # of a job; others are not for callers to choose
+_FIELDS: Final = ("priority", "lane", "budget_usd", "tenant")  # of a job; others are not for callers to choose
+TENANT: Final = f"{OURS}tenant"
 
 
 def metadata_of(given: Any) -> dict[str, str] | None:
@@ -34,6 +36,19 @@ def metadata_of(given: Any) -> dict[str, str] | None:
             known = ", ".join(OURS + name for name in _FIELDS)
             raise _refused(param, f"no such option; those that begin with {OURS} are {known}")
     return dict(given)
+
+
+def tenant_of_batch(metadata: Mapping[str, str] | None, caller: Caller) -> str | None:
+    """Whose a new batch is: its caller's, or that of a tenant that an operator names. Raises Refused (403)."""
+    named = (metadata or {}).get(TENANT)
+    if named is None:
+        return caller.tenant
+    if "admin" not in caller.scopes:
+        why = "only a key with the scope admin makes batches for a tenant; leave it out, and the batch is that of your key"
+        raise Refused(
+            403, f"Invalid value for 'metadata.{TENANT}': {why}.", code="not_allowed", param=f"metadata.{TENANT}"
+        )
+    return named
 
 
 def asked_in(metadata: Mapping[str, str] | None) -> dict[str, Any]:

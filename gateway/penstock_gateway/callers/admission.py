@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import logging
 import math
 import time
@@ -21,7 +20,7 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.callers.known_keys import Found
 from penstock_gateway.refused import Refused
-from penstock_ledger import Admission, DoorLimits, TenantCosts
+from penstock_ledger import Admission, DoorLimits, TenantBudgets, TenantCosts, month_of
 
 __all__ = ["Admissions", "RenewAdmissions"]
 
@@ -38,14 +37,16 @@ class Admissions:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._limits = DoorLimits(backend.redis)
-        self._costs: dict[tuple[str, float], tuple[float, float]] = {}  # tenant, month -> until when, dollars
+        self._budgets: dict[str, float] = {}  # dollars a month, by tenant
+        self._budgets_until = 0.0  # monotonic
+        self._costs: dict[tuple[str, str], tuple[float, float]] = {}  # tenant, month -> until when, dollars
 
     @contextlib.asynccontextmanager
     async def admitted(self, found: Found, method: str, path: str, request_id: str) -> AsyncIterator[None]:
         """For the time of a request. Raises Refused (429, 503)."""
         limits, who = found.limits, _who(found.caller)
-        if limits.budget_usd is not None and method in SPENDS and not path.endswith("/cancel"):
-            await self._check_budget(found.caller, limits.budget_usd)
+        if found.caller.tenant is not None and method in SPENDS and not path.endswith("/cancel"):
+            await self._check_budget(found.caller.tenant, limits.budget_usd)
         if limits.requests_per_minute is None and limits.concurrency is None:
             yield
             return
@@ -79,24 +80,30 @@ class Admissions:
             async with asyncio.timeout(REDIS_S):
                 await self._limits.end(who, request_id)
 
-    async def _check_budget(self, caller: Caller, budget_usd: float) -> None:
-        if caller.tenant is None:
+    async def _check_budget(self, tenant: str, of_key: float | None) -> None:
+        """``of_key``: the budget that the key of the request names, which may be newer than what is remembered."""
+        if time.monotonic() >= self._budgets_until:
+            self._budgets = await self._backend.run(TenantBudgets(self._backend.database).all)
+            self._budgets_until = time.monotonic() + COST_KNOWN_S
+        budget_usd = self._budgets.get(tenant, of_key)
+        if budget_usd is None:
             return
-        spent = await self._spent(caller.tenant)
+        spent = await self._spent(tenant)
         if spent >= budget_usd:
             raise Refused(
-                429, f"The budget of this month is spent: {spent:.2f} of {budget_usd:.2f} USD.", code="insufficient_quota",
+                429, f"The budget of this month is spent: {spent:.2f} of {budget_usd:.2f} USD. The operator can make a key "
+                "with a larger one; jobs that were paused for it go on then.", code="insufficient_quota",
                 kind="insufficient_quota", headers={"retry-after": "3600", "x-should-retry": "false"},
             )  # fmt: skip
 
     async def _spent(self, tenant: str) -> float:
-        month = _month_began(time.time())
-        until, dollars = self._costs.get((tenant, month), (0.0, 0.0))
+        month = month_of(time.time())
+        until, dollars = self._costs.get((tenant, month.name), (0.0, 0.0))
         if time.monotonic() >= until:
-            dollars = await self._backend.run(TenantCosts(self._backend.database).usd_since, tenant, month)
+            dollars = await self._backend.run(TenantCosts(self._backend.database).usd_of, tenant, month)
             if len(self._costs) >= TENANTS_MAX:
                 self._costs.clear()
-            self._costs[tenant, month] = (time.monotonic() + COST_KNOWN_S, dollars)
+            self._costs[tenant, month.name] = (time.monotonic() + COST_KNOWN_S, dollars)
         return dollars
 
 
@@ -118,9 +125,3 @@ def _who(caller: Caller) -> str:
 def _limited(message: str, wait_s: float) -> Refused:
     headers = {"retry-after": str(max(1, math.ceil(wait_s)))}
     return Refused(429, message, code="rate_limit_exceeded", kind="requests", headers=headers)
-
-
-def _month_began(now: float) -> float:
-    """Of the calendar month in UTC, as bills have it."""
-    day = datetime.datetime.fromtimestamp(now, datetime.UTC)
-    return day.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()

@@ -21,6 +21,7 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.feed.beside import GENERATION, FeedBeside
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.prices.spent_budget import TENANT_BUDGET_EXHAUSTED
 
 __all__ = ["KEY_PREFIX", "CallJob", "OpenJobs", "hour_of"]
 
@@ -149,6 +150,11 @@ def refuse_stopped(job: Job) -> None:
     wait_s = PAUSED_RETRY_S if job.resume_at is None else max(1, round(job.resume_at - time.time()))
     if (job.reason or "").startswith(THROTTLED):
         raise too_many("the provider has asked this server to wait", wait_s)
+    if (job.reason or "").startswith(TENANT_BUDGET_EXHAUSTED):
+        raise Refused(
+            429, f"What is left of this month's budget does not pay for another call. {job.reason}", code="insufficient_quota",
+            kind="insufficient_quota", headers={"retry-after": "3600", "x-should-retry": "false"},
+        )  # fmt: skip
     raise Refused(
         503, "calls are paused, for a reason that the operator sees at the job", code="paused", kind="server_error",
         headers={"retry-after": str(wait_s), "x-penstock-job": job.job_id},

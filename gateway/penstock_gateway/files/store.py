@@ -141,6 +141,12 @@ class FileStore:
         if free < more + FREE_BYTES_MIN:
             raise _no_room()
 
+    def room_of(self, tenant: str | None) -> int | None:
+        """Bytes that files of this tenant may still take; None for the operator's, which are bounded by the disk alone."""
+        if tenant is None:
+            return None
+        return self._settings.gateway.tenant_file_bytes - self.rows.bytes_of(tenant)
+
     def writer(self, place: str) -> Writer:
         """For the bytes alone. Raises SinkError."""
         return open_sink(self._settings.gateway.files, s3_endpoint_url=self._settings.s3_endpoint_url).create(place)

@@ -9,6 +9,7 @@ from typing import Final
 from starlette.requests import ClientDisconnect, Request
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.callers.shares import Incoming, Shares
 from penstock_gateway.files.form import FILE, UploadForm
 from penstock_gateway.files.multipart import (
     Data,
@@ -34,8 +35,14 @@ async def uploaded(request: Request, backend: Backend, store: FileStore, tenant:
     most = backend.settings.gateway.max_upload_bytes
     parser = MultipartParser(_boundary(request))
     _check_length(request, most)
-    await backend.run(store.check_room, _stated_length(request) or 0)
-    upload = _Upload(backend, store, tenant, most)
+    stated = _stated_length(request) or 0
+    await backend.run(store.check_room, stated)
+    with backend.part(Shares).upload(tenant, await backend.run(store.room_of, tenant)) as incoming:
+        incoming.grow_to(stated - FORM_BYTES_MAX)
+        return await _taken_in(request, parser, _Upload(backend, store, tenant, most, incoming))
+
+
+async def _taken_in(request: Request, parser: MultipartParser, upload: _Upload) -> DoorFile:
     try:
         async with asyncio.timeout(UPLOAD_MAX_S):
             async for chunk in _chunks(request):
@@ -56,7 +63,8 @@ async def uploaded(request: Request, backend: Backend, store: FileStore, tenant:
 class _Upload:
     """The file that is being written, the fields beside it, and which of them the next bytes belong to."""
 
-    def __init__(self, backend: Backend, store: FileStore, tenant: str | None, most: int) -> None:
+    def __init__(self, backend: Backend, store: FileStore, tenant: str | None, most: int, incoming: Incoming) -> None:
+        self._incoming = incoming
         self._backend, self._store, self._tenant, self._most = backend, store, tenant, most
         self._form = UploadForm()
         self._field = ""
@@ -79,6 +87,7 @@ class _Upload:
         self._size += len(data)
         if self._size > self._most:
             raise too_large(self._most)
+        self._incoming.grow_to(self._size)
         self._held += data
         if len(self._held) >= WRITTEN_TOGETHER:
             await self._flush()

@@ -119,7 +119,7 @@ async def purge(
             log.warning("job %s was purged, and its keys stay in Redis, which does not answer: %s", found.job_id, error)
         return purged
 
-    async with reading(backend):
+    async with reading(backend, caller):
         return await backend.run(forget)
 
 

@@ -71,7 +71,7 @@ async def events(
     if is_over:
         return Response(status_code=204)  # an EventSource that comes back after the last event stays away then
     watches: Watches = request.app.state.watches
-    return EventStream(backend, watches, job_id, last_event_id)
+    return EventStream(backend, watches, job_id, last_event_id, caller.tenant)
 
 
 class EventStream(Response):
@@ -79,14 +79,17 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, backend: Backend, watches: Watches, job_id: str, last_id: str | None) -> None:
+    def __init__(
+        self, backend: Backend, watches: Watches, job_id: str, last_id: str | None, tenant: str | None
+    ) -> None:
         """Raises Refused where too many listen."""
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]  # it is not known
         self._backend = backend
         self._watches = watches
         self._job_id = job_id
-        self._listener = watches.listen(job_id)  # left where the answer is sent, which follows at once
+        self._tenant = tenant  # of the reader
+        self._listener = watches.listen(job_id, tenant)  # left where the answer is sent, which follows at once
         self._last_id = last_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +114,7 @@ class EventStream(Response):
             pass  # it has gone while something was sent
         finally:
             gone.cancel()
-            self._watches.leave(self._job_id, self._listener)
+            self._watches.leave(self._job_id, self._listener, self._tenant)
 
     async def _next(self, gone: asyncio.Task[None]) -> Progress | None:
         """What has changed; None after a quiet while, and when the reader has gone."""

@@ -1,12 +1,12 @@
 """How jobs are named from outside: by id, or by the key that their submitter gave them.
 
-Keys are stored with the tenant before them, so that those of two tenants never meet.
+Keys are stored with the tenant before them, so that those of two tenants never meet; the producer takes such a key for a job of
+this tenant only, so that no other door can give it to another job.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Final
-from urllib.parse import quote
 
 from fastapi import Depends
 
@@ -14,6 +14,7 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_ledger import JobNotFound, JobStore
 from penstock_ledger.model import Job
+from penstock_producer.job.tenant_keys import tenant_prefix
 
 __all__ = ["Reader", "Writer", "find_job", "shown_key", "stored_key", "tenant_of"]
 
@@ -30,7 +31,7 @@ def tenant_of(job: Job) -> str | None:
 
 
 def stored_key(tenant: str | None, key: str) -> str:
-    return key if tenant is None else f"{quote(tenant, safe='')}/{key}"
+    return key if tenant is None else f"{tenant_prefix(tenant)}{key}"
 
 
 def shown_key(job: Job) -> str | None:

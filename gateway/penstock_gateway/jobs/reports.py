@@ -67,7 +67,7 @@ async def report(
         return _written(backend, find_job(backend, caller, job), asked)
 
     if asked in _READ_ALL:
-        async with reading(backend):
+        async with reading(backend, caller):
             written = await backend.run(look)
     else:
         written = await backend.run(look)

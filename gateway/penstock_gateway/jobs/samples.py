@@ -70,7 +70,7 @@ async def extrapolation(request: Request, job: str, caller: Reader) -> Extrapola
     def look() -> Extrapolation:
         return _said(backend, find_job(backend, caller, job))
 
-    async with reading(backend):
+    async with reading(backend, caller):
         return await backend.run(look)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.callers.shares import Shares
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import is_id
 from penstock_gateway.jobs.shapes import NewJob
@@ -24,13 +25,15 @@ _FILE: Final = "file-"
 
 
 @asynccontextmanager
-async def reading(backend: Backend) -> AsyncIterator[None]:
-    """Work that takes long has half of the threads, so that status is shown while large sources are read. Raises Refused."""
+async def reading(backend: Backend, caller: Caller) -> AsyncIterator[None]:
+    """Work that takes long has half of the threads, so that status is shown while large sources are read; and of one tenant
+    no more than its share. Raises Refused (429, 503)."""
     if backend.reading.locked():
         raise Refused(503, "as many jobs are being read or purged now as may be at once; try again", code="overloaded",
                       headers={"retry-after": "5"})  # fmt: skip
-    async with backend.reading:
-        yield
+    with backend.part(Shares).held("reads", caller.tenant):
+        async with backend.reading:
+            yield
 
 
 class Source(NamedTuple):

@@ -49,7 +49,7 @@ async def submit(
     backend = backend_of(request)
     key = given.job if given.job is not None else idempotency_key
     options = options_of(given, caller)
-    async with reading(backend):
+    async with reading(backend, caller):
         job, is_new = await backend.run(_submitted, backend, caller, given, options, key)
     response.status_code = 201 if is_new else 200
     response.headers["location"] = f"/v1/jobs/{job.job_id}"
@@ -67,7 +67,7 @@ async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
     if given.source is None:
         fix = "give the id of an uploaded file, or an s3:// URI"
         raise SpecError([Problem("missing_field", "/source", "only sources are estimated", fix)])
-    async with reading(backend):
+    async with reading(backend, caller):
         return await backend.run(_estimated, backend, caller, given.source, options)
 
 
@@ -87,7 +87,7 @@ async def preview(
     if given.open:
         fix = "give source or from_job"
         raise SpecError([Problem("missing_field", "/source", "an open job has no documents yet", fix)])
-    async with reading(backend):
+    async with reading(backend, caller):
         return await backend.run(_previewed, backend, caller, given, options, requests)
 
 

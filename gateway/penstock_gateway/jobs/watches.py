@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.callers.shares import Shares
 from penstock_gateway.jobs.shown import job_shown, remaining
 from penstock_gateway.refused import Refused
 from penstock_ledger import JobNotFound, JobStore, OutcomeStore, PenstockError
@@ -57,11 +58,20 @@ class Watches:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._shares = backend.part(Shares)
         self._jobs: dict[str, _Watch] = {}
         self.listeners = 0
 
-    def listen(self, job_id: str) -> Listener:
-        """Raises Refused (503) where too many listen."""
+    def listen(self, job_id: str, tenant: str | None) -> Listener:
+        """For ``tenant``, until ``leave``. Raises Refused: 429 where its share is used up, 503 where too many listen."""
+        self._shares.take("streams", tenant)
+        try:
+            return self._listen(job_id)
+        except Refused:
+            self._shares.leave("streams", tenant)
+            raise
+
+    def _listen(self, job_id: str) -> Listener:
         if self.listeners >= LISTENERS_MAX:
             raise Refused(
                 503, f"{LISTENERS_MAX} connections follow jobs here already; try again later, or ask for the job itself",
@@ -75,7 +85,8 @@ class Watches:
         self.listeners += 1
         return listener
 
-    def leave(self, job_id: str, listener: Listener) -> None:
+    def leave(self, job_id: str, listener: Listener, tenant: str | None) -> None:
+        self._shares.leave("streams", tenant)
         self.listeners -= 1
         watch = self._jobs[job_id]
         watch.remove(listener)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.callers.shares import Incoming, Shares
 from penstock_gateway.files.form import BATCH_LIVES_S
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.messages.reader import RequestReader
@@ -21,6 +22,14 @@ PIECE: Final = 1024 * 1024  # bytes that are looked at together
 
 async def taken_in(backend: Backend, body: AsyncIterator[bytes], tenant: str | None, name: str) -> tuple[DoorFile, int]:
     """The file, and how many requests it has. Raises Refused; nothing stays then."""
+    room = await backend.run(FileStore(backend.settings, backend.database).room_of, tenant)
+    with backend.part(Shares).upload(tenant, room) as incoming:
+        return await _written(backend, body, tenant, name, incoming)
+
+
+async def _written(
+    backend: Backend, body: AsyncIterator[bytes], tenant: str | None, name: str, incoming: Incoming
+) -> tuple[DoorFile, int]:
     door = backend.settings.gateway.batches
     reader = RequestReader(door.messages_max_requests, backend.settings.max_body_bytes)
     store = FileStore(backend.settings, backend.database)
@@ -37,6 +46,7 @@ async def taken_in(backend: Backend, body: AsyncIterator[bytes], tenant: str | N
             if size > door.messages_max_bytes:
                 told = f"Request exceeds the maximum size of {door.messages_max_bytes / 1024**2:g} MB."
                 raise Refused(413, told, code="request_too_large")
+            incoming.grow_to(size)
             held += chunk
             if len(held) >= PIECE:
                 await backend.run(write, bytes(held))

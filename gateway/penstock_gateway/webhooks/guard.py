@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-__all__ = ["GuardedResolver", "NotAllowed", "check_host", "check_url", "is_public"]
+__all__ = ["UNREACHABLE", "GuardedResolver", "NotAllowed", "check_host", "check_url", "is_public"]
 
 URL_MAX: Final = 2_048
 PORTS: Final = (443, 8443)  # of hosts that the operator has not named
@@ -35,8 +35,17 @@ _TUNNELS: Final = tuple(
 )
 
 
+UNREACHABLE: Final = "cannot be reached"
+"""All that a caller sees of a host without an answer: in the operator's network it is not its business whether a name, an
+address or a port is there. The log says more."""
+
+
 class NotAllowed(OSError):
-    """A webhook is not sent there."""
+    """A webhook is not sent there. ``why`` is for the operator alone."""
+
+    def __init__(self, told: str, why: str = "") -> None:
+        super().__init__(told)
+        self.why = why or told
 
 
 def check_url(url: str, allowed_hosts: Collection[str]) -> SplitResult:
@@ -122,7 +131,7 @@ def _check_name(host: str) -> None:
 async def _public_addresses(host: str, port: int, family: int) -> list[tuple[int, str]]:
     found = await _addresses(host, port, family)
     if not all(is_public(address) for _, address in found):
-        raise NotAllowed(f"{host} is in a private network")  # and not which address: this is read by the caller
+        raise NotAllowed(f"{host} {UNREACHABLE}", f"{host} is in a private network")
     return found
 
 
@@ -132,10 +141,10 @@ async def _addresses(host: str, port: int, family: int) -> list[tuple[int, str]]
         async with asyncio.timeout(RESOLVE_S):
             answers = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError):
-        raise NotAllowed(f"{host} has no address") from None
+        raise NotAllowed(f"{host} {UNREACHABLE}", f"{host} has no address") from None
     found = list(dict.fromkeys((int(kind), str(address[0])) for kind, _, _, _, address in answers))
     if not found:
-        raise NotAllowed(f"{host} has no address")
+        raise NotAllowed(f"{host} {UNREACHABLE}", f"{host} has no address")
     return found[:ADDRESSES_MAX]
 
 

@@ -6,10 +6,13 @@ import asyncio
 import logging
 import random
 import secrets
+import ssl
 import time
 from collections import Counter
 from collections.abc import Collection
 from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -17,10 +20,10 @@ import yarl
 from standardwebhooks import Webhook
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.webhooks.guard import GuardedResolver, NotAllowed, check_url
+from penstock_gateway.webhooks.guard import UNREACHABLE, GuardedResolver, NotAllowed, check_url
 from penstock_ledger import DueDelivery, WebhookStore
 
-__all__ = ["PAUSES_S", "Sent", "WebhookSending", "send"]
+__all__ = ["PAUSES_S", "Sent", "WebhookSending", "send", "trusted"]
 
 log = logging.getLogger("penstock.gateway")
 
@@ -41,10 +44,10 @@ GONE: Final = 410
 
 
 class Sent:
-    """How one try ended."""
+    """How one try ended: ``error`` is for its caller, ``why`` for the operator."""
 
-    def __init__(self, status: int | None, error: str | None) -> None:
-        self.status, self.error = status, error
+    def __init__(self, status: int | None, error: str | None, why: str | None = None) -> None:
+        self.status, self.error, self.why = status, error, why or error
 
     @property
     def arrived(self) -> bool:
@@ -91,13 +94,14 @@ class WebhookSending:
             log.warning("the end of a webhook's try could not be written: %s", error)
 
     async def _deliver(self, backend: Backend, store: WebhookStore, delivery: DueDelivery) -> None:
-        sent = await send(delivery, backend.settings.gateway.webhook_hosts)
+        door = backend.settings.gateway
+        sent = await send(delivery, door.webhook_hosts, trusted(door.webhook_ca_file))
         event, endpoint = delivery.event_id, delivery.endpoint_id
         if sent.error is None:
             backend.metrics.webhook_tries.labels("delivered").inc()
             await backend.run(store.delivered, event, endpoint, self._owner)
             return
-        log.info("webhook %s to %s: try %d failed: %s", event, endpoint, delivery.tries + 1, sent.error)
+        log.info("webhook %s to %s: try %d failed: %s", event, endpoint, delivery.tries + 1, sent.why)
         pause_s = None if sent.status == GONE else pause_after(delivery.tries)
         backend.metrics.webhook_tries.labels("gave_up" if pause_s is None else "failed").inc()
         await backend.run(store.failed, event, endpoint, self._owner, sent.error, pause_s)
@@ -120,21 +124,32 @@ def pause_after(tries_before: int) -> float | None:
     return PAUSES_S[tries_before] * random.uniform(1 - JITTER, 1 + JITTER)
 
 
-async def send(delivery: DueDelivery, allowed_hosts: Collection[str]) -> Sent:
+@cache
+def trusted(ca_file: Path | None) -> ssl.SSLContext:
+    """Whose certificates receivers may have: the system's authorities, and those of the file. Raises OSError."""
+    context = ssl.create_default_context()
+    if ca_file is not None:
+        context.load_verify_locations(ca_file)
+    return context
+
+
+async def send(delivery: DueDelivery, allowed_hosts: Collection[str], trust: ssl.SSLContext) -> Sent:
     """One try. Never raises for what the other side does."""
     try:
         url = _as_connected(delivery.url, allowed_hosts)
         async with asyncio.timeout(ANSWER_S):
-            status = await _post(url, delivery, allowed_hosts)
+            status = await _post(url, delivery, allowed_hosts, trust)
     except NotAllowed as error:
-        return Sent(None, f"not sent: {error}")
+        return Sent(None, f"not sent: {error}", error.why)
     except TimeoutError:
-        return Sent(None, f"no answer within {ANSWER_S:g} s")
+        return Sent(None, UNREACHABLE, f"no answer within {ANSWER_S:g} s")
     except (aiohttp.ClientError, OSError, ValueError) as error:
         refused = error.__cause__ or error
         if isinstance(refused, NotAllowed):
-            return Sent(None, f"not sent: {refused}")
-        return Sent(None, f"no answer ({type(error).__name__})")
+            return Sent(None, UNREACHABLE, refused.why)
+        if isinstance(error, aiohttp.ClientSSLError) and url.host not in allowed_hosts:
+            return Sent(None, f"{UNREACHABLE}: its certificate is not accepted", str(error))
+        return Sent(None, UNREACHABLE, f"{type(error).__name__}: {error}")
     if 200 <= status < 300:
         return Sent(status, None)
     if 300 <= status < 400:
@@ -151,10 +166,10 @@ def _as_connected(text: str, allowed_hosts: Collection[str]) -> yarl.URL:
     return url
 
 
-async def _post(url: yarl.URL, delivery: DueDelivery, allowed_hosts: Collection[str]) -> int:
+async def _post(url: yarl.URL, delivery: DueDelivery, allowed_hosts: Collection[str], trust: ssl.SSLContext) -> int:
     """A connection of its own for each try, so that its address is looked up and checked each time."""
     connector = aiohttp.TCPConnector(
-        resolver=GuardedResolver(allowed_hosts), use_dns_cache=False, force_close=True, limit=1
+        resolver=GuardedResolver(allowed_hosts), use_dns_cache=False, force_close=True, limit=1, ssl=trust
     )
     patience = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
     async with (

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, exists, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, exists, func, insert, or_, select, update
 
 from penstock_ledger.door_stores.whose import EVERYONE, Whose
 from penstock_ledger.model import JobState
@@ -134,6 +134,12 @@ class DoorFiles:
             return FilePage([_file_of(row) for row in rows[:limit]], len(rows) > limit)
 
         return self._db.read(look)
+
+    def bytes_of(self, tenant: str) -> int:
+        """Of all its files that were not deleted."""
+        query = select(func.coalesce(func.sum(door_files.c.bytes), 0))
+        query = query.where(door_files.c.tenant == tenant, door_files.c.deleted_at.is_(None))
+        return self._db.read(lambda connection: int(connection.execute(query).scalar_one()))
 
     def in_use(self, file_id: str) -> str | None:
         """The id of a batch at work, or else of a job that has not ended, whose input this is."""

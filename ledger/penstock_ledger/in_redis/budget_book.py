@@ -6,7 +6,7 @@ is for control processes, and for workers of provider batches. SQL has what is s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import redis
@@ -22,12 +22,39 @@ SCAN_STEP: Final = 1_000
 _BATCH: Final = "batch:"
 
 
+BOUNDLESS: Final = 9_000_000_000_000_000
+"""The budget of a job that has none of its own and whose tenant has one: more than all jobs of the world cost."""
+ENDED_MAX: Final = 500
+"""Jobs that leave the account of their tenant in one call."""
+
+
+class TenantAccount(NamedTuple):
+    """Of a tenant with a budget, over its jobs that were accepted in one month; in millionths of a dollar."""
+
+    budget: int
+    committed: int  # spent, and reserved by what is under way
+    reserved: int
+
+    @property
+    def spent(self) -> int:
+        return self.committed - self.reserved
+
+
+class TenantSeen(NamedTuple):
+    """What SQL knows of a tenant's month, for the jobs that ``jobs_of_tenant`` has named."""
+
+    turn: str  # of the account, as that has shown it
+    base: int  # spent by the tenant's other jobs, and by those that have ended
+    ended: Sequence[str]  # of those named: they are in ``base``; at most ENDED_MAX
+
+
 class Account(NamedTuple):
     """Of a job with a budget, in millionths of a dollar."""
 
     spent: int
     reserved: int  # by what is under way
     lacking: int | None  # the least that was refused since ``tried``: so much more room it needed
+    tenant: TenantAccount | None = None  # None: its tenant has no budget
 
     @property
     def committed(self) -> int:
@@ -50,10 +77,37 @@ class BudgetBook:
     ) -> Account:
         """The account as it is; ``budget`` is what workers have from now on. ``spent`` is what SQL counts, and ``batches`` are
         those under way, by their tags with what they may cost: what Redis does not know of that is reserved."""
-        under_way = [part for pair in (batches or {}).items() for part in pair]
-        found = self._scripts.budget(job_id, "look", budget, _number(spent), *under_way)
-        assert found is not None, "look makes it known"
+        found = self._scripts.budget(job_id, "look", budget, _number(spent), 0, *_pairs(batches))
+        assert isinstance(found, list), "look makes it known"
         return _account(found)
+
+    def look_with_tenant(
+        self,
+        job_id: str,
+        budget: int,
+        tenant: tuple[str, int],
+        seen: TenantSeen | None,
+        *,
+        spent: int | None = None,
+        batches: Mapping[str, int] | None = None,
+    ) -> Account | None:
+        """``look`` at a job whose tenant has a budget: ``tenant`` is the key of its account (``keys.tenant_month``), and that
+        budget. None where ``seen`` is missing and has to be brought, or other jobs have come into the account since."""
+        name, limit = tenant
+        of_tenant: list[str | int] = [name, limit, "", ""]
+        if seen is not None:
+            of_tenant = [name, limit, seen.base, seen.turn, *map(keys.job_scope, seen.ended[:ENDED_MAX])]
+        given = (budget, _number(spent), len(of_tenant), *of_tenant, *_pairs(batches))
+        found = self._scripts.budget(job_id, "look", *given)
+        return _account(found) if isinstance(found, list) else None
+
+    def jobs_of_tenant(self, name: str) -> tuple[str, frozenset[str]]:
+        """The turn of a tenant's account, and the jobs that are in it."""
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.hget(name, "turn")
+            pipe.hkeys(f"{name}:jobs")
+            turn, scopes = pipe.execute()
+        return (turn or b"0").decode(), frozenset(scope.decode().removeprefix(keys.job_scope("")) for scope in scopes)
 
     def reserve_batch(
         self, job_id: str, budget: int, tag: str, amount: int, *, spent: int
@@ -61,7 +115,7 @@ class BudgetBook:
         """Reserve for a provider batch before it is created, in place of what is reserved for it already; False and nothing where
         there is no room. None where Redis knows nothing of the job's budget: ``look`` comes first."""
         found = self._scripts.budget(job_id, "reserve", budget, spent, f"{_BATCH}{tag}", amount)
-        return None if found is None else (found[3] == b"1", _account(found))
+        return (found[3] == b"1", _account(found)) if isinstance(found, list) else None
 
     def end_batch(self, job_id: str, tag: str, *, spent: int) -> None:
         """Nothing of it is under way any more; what it cost is in ``spent``."""
@@ -70,7 +124,7 @@ class BudgetBook:
     def seen(self, job_id: str) -> Account | None:
         """The account as it is; None where Redis knows of no budget of this job."""
         found = self._scripts.budget(job_id, "show")
-        return None if found is None else _account(found)
+        return _account(found) if isinstance(found, list) else None
 
     def tried_again(self, job_id: str) -> None:
         """What was refused goes back to the workers: see anew what lacks."""
@@ -130,7 +184,12 @@ class BudgetBook:
 
 def _account(found: list[bytes]) -> Account:
     spent, reserved, lacking = found[:3]
-    return Account(int(spent), int(reserved), int(lacking) if lacking else None)
+    tenant = TenantAccount(*map(int, found[4:7])) if len(found) > 4 else None
+    return Account(int(spent), int(reserved), int(lacking) if lacking else None, tenant)
+
+
+def _pairs(batches: Mapping[str, int] | None) -> list[str | int]:
+    return [part for pair in (batches or {}).items() for part in pair]
 
 
 def _owner(entry: str) -> str:

@@ -206,10 +206,11 @@ class Scripts:
         found: list[bytes | int] = self._lead([], [owner, lease_s, most, _packed((asked, released))])
         return found
 
-    def budget(self, job_id: str, asked: str, *arguments: Argument) -> list[bytes] | None:
-        """Spent, reserved, the least that was refused, and whether it was reserved; None where no budget is known."""
+    def budget(self, job_id: str, asked: str, *arguments: Argument) -> list[bytes] | int:
+        """Spent, reserved, the least that was refused, whether it was reserved, and three figures of a tenant with a budget; a
+        number where no budget is known, or what is known of the tenant has to be brought."""
         found: list[bytes] | int = self._budget([], [keys.job_scope(job_id), asked, *arguments])
-        return None if isinstance(found, int) else found
+        return found
 
     def owners(self, owner: str, lease_s: float) -> None:
         self._owners([keys.BUDGET_OWNERS], [owner, lease_s])

@@ -65,4 +65,4 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
     redis.call('HSET', scope .. ':starts', unpack(counted))
   end
 end
-return answer
+return close_accounts(answer)

@@ -2,14 +2,17 @@
 --
 -- KEYS none
 -- ARGV[1] job prefix, [2] what is asked, and then
---   look: the budget in millionths of a dollar, what SQL counts as spent ("" for not asked), and the batches under way: each its tag
---         and what it may cost. Where the budget is another than before, what was refused says nothing any more
+--   look: the budget in millionths of a dollar, what SQL counts as spent ("" for not asked), how many of the tenant's arguments follow
+--         (0 for a tenant without a budget), and the batches under way: each its tag and what it may cost. Where a budget is
+--         another than before, what was refused says nothing any more. Of the tenant: the key of its account, its budget, what
+--         jobs have spent that are not in its hash of jobs ("" for not asked), the turn for which that is so, and jobs that leave
+--         the hash, which have ended. Where the turn is another by now, or what is asked for was not brought: -1, and nothing is done
 --   reserve: budget, what SQL counts as spent, name, what it may cost
 --   give_back: what SQL counts as spent (""), then names, each with the entry that is meant ("" for any)
 --   tried: what was refused is tried again: forget the least of it
 --   relearn: after a rebuild look brings what SQL knows once more; what is reserved stands where Redis still has it
--- Returns 0 where Redis does not know of the budget (look knows it then), else {spent, reserved, lacking, 1 where it was reserved}; all
--- of them as text, since Lua's numbers are cut
+-- Returns 0 where Redis does not know of the budget (look knows it then), else {spent, reserved, lacking, 1 where it was reserved,
+-- and of a tenant with a budget: the budget, spent and reserved together, reserved}; all of them as text, since Lua's numbers are cut
 
 local job, asked = ARGV[1], ARGV[2]
 local budget = redis.call('GET', job .. ':budget')
@@ -20,6 +23,46 @@ local function see_spent(text)
   if text ~= '' and tonumber(text) > before then redis.call('HSET', job .. ':account', 'spent', text) end
 end
 
+local KEPT_S = 40 * 86400 -- of a month that no job of the tenant is looked at in any more
+
+-- Take what control knows of the tenant; false where it has to look again.
+local function see_tenant(name, limit, base, turn, ...)
+  local jobs = name .. ':jobs'
+  local found = redis.call('HMGET', name, 'budget', 'base', 'turn')
+  if base == '' then
+    if not found[2] or redis.call('HEXISTS', jobs, job) == 0 then return false end
+  elseif (found[3] or '0') ~= turn then
+    return false
+  else
+    redis.call('HSET', name, 'base', base)
+    for _, ended in ipairs({...}) do
+      local was, was_reserved = string.match(redis.call('HGET', jobs, ended) or '', '^(%d+) (%d+)$')
+      if was then
+        redis.call('HDEL', jobs, ended)
+        redis.call('HINCRBY', name, 'held', string.format('%.0f', 0 - tonumber(was)))
+        redis.call('HINCRBY', name, 'reserved', string.format('%.0f', 0 - tonumber(was_reserved)))
+        redis.call('HINCRBY', name, 'turn', 1)
+      end
+    end
+  end
+  if found[1] ~= limit then
+    redis.call('HSET', name, 'budget', limit)
+    redis.call('HDEL', job .. ':account', 'lacking')
+  end
+  redis.call('HSET', job .. ':account', 'tenant', name)
+  redis.call('EXPIRE', name, KEPT_S)
+  return true
+end
+
+local first_batch = 6 -- of the arguments of look
+if asked == 'look' then
+  first_batch = 6 + tonumber(ARGV[5])
+  if first_batch == 6 then
+    redis.call('HDEL', job .. ':account', 'tenant')
+  elseif not see_tenant(unpack(ARGV, 6, first_batch - 1)) then
+    return -1
+  end
+end
 if asked == 'look' or (budget and asked == 'reserve') then
   if budget ~= ARGV[3] then
     redis.call('SET', job .. ':budget', ARGV[3])
@@ -30,7 +73,7 @@ if asked == 'look' or (budget and asked == 'reserve') then
 end
 
 if asked == 'look' then
-  for i = 5, #ARGV, 2 do
+  for i = first_batch, #ARGV, 2 do
     hold(job, 'batch:' .. ARGV[i], held(job, 'batch:' .. ARGV[i]), tonumber(ARGV[i + 1]), 0, tonumber(ARGV[i + 1]), '-')
   end
 elseif not budget then
@@ -38,7 +81,7 @@ elseif not budget then
 elseif asked == 'reserve' then
   local name, amount = ARGV[5], tonumber(ARGV[6])
   local account, before = account_of(job), held(job, name)
-  if amount > before and account.spent + account.reserved - before + amount > tonumber(budget) then
+  if amount > before and not fits(account, tonumber(budget), amount - before) then
     done = 0
   else
     hold(job, name, before, amount, 0, amount, '-')
@@ -58,5 +101,14 @@ elseif asked == 'relearn' then
 end
 
 local account = account_of(job)
+close_accounts()
 local lacking = redis.call('HGET', job .. ':account', 'lacking') or ''
-return {string.format('%.0f', account.spent), string.format('%.0f', account.reserved), lacking, tostring(done)}
+local answer = {string.format('%.0f', account.spent), string.format('%.0f', account.reserved), lacking, tostring(done)}
+if account.tenant then
+  if redis.call('TTL', account.tenant .. ':jobs') < KEPT_S / 2 then redis.call('EXPIRE', account.tenant .. ':jobs', KEPT_S) end
+  local found = redis.call('HMGET', account.tenant, 'budget', 'base', 'held', 'reserved')
+  answer[5] = found[1] or '0'
+  answer[6] = string.format('%.0f', tonumber(found[2] or '0') + tonumber(found[3] or '0'))
+  answer[7] = found[4] or '0'
+end
+return answer

@@ -54,4 +54,4 @@ for _ = 1, tonumber(ARGV[2]) do
   i = i + RELEASED
 end
 write_sums()
-return delayed
+return close_accounts(delayed)

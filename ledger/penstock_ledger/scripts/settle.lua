@@ -41,4 +41,4 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[1])) do
 end
 write_sums()
 write_kept()
-return new
+return close_accounts(new)

@@ -32,6 +32,7 @@ class Estimate(NamedTuple):
     tokens_out: int
     capped: bool  # whether every request says how long its answer may be, so that ``tokens_out`` is the most
     by: str = CALIBRATED  # what prompts were counted by, for people
+    model: str | None = None  # that the first request names, for prices where the job names none
 
     def usd(self, prices: ModelPrices | None, *, in_batch: bool = False) -> float | None:
         """None where the price is unknown. A long request is not known from the sum: all count as short ones."""
@@ -52,6 +53,7 @@ class Measure:
     tokens_out: int = 0
     capped: bool = True
     only_text: bool = True  # no image or sound lies in a request
+    model: str | None = None  # of the first request
 
     @property
     def enough(self) -> bool:
@@ -60,6 +62,8 @@ class Measure:
     def add(self, body: bytes) -> None:
         request = orjson.loads(body)
         most, choices = output_asked(request), answers_asked(request)
+        if not self.documents and isinstance(request, dict) and isinstance(request.get("model"), str):
+            self.model = request["model"]
         self.documents += 1
         self.size += len(body)
         self.tokens_in += self.meter.prompt(request)
@@ -75,7 +79,8 @@ class Measure:
         share = total / self.documents
         prompts = share if size is None or not self.only_text else size / self.size
         tokens_in, tokens_out = round(self.tokens_in * prompts), round(self.tokens_out * share)
-        return Estimate(min(tokens_in, TOKENS_MAX), min(tokens_out, TOKENS_MAX), self.capped, self.meter.by)
+        most_in, most_out = min(tokens_in, TOKENS_MAX), min(tokens_out, TOKENS_MAX)
+        return Estimate(most_in, most_out, self.capped, self.meter.by, self.model)
 
     @classmethod
     def taken(cls, bodies: Iterable[bytes], meter: TokenMeter | None = None) -> Measure:

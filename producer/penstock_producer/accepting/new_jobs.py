@@ -18,6 +18,7 @@ from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import callers_span
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.tenant_keys import check_tenant_key
 from penstock_producer.pins import DOOR, ESTIMATE, REMOTE, SAMPLE_OF, STARTED_BY, SUBMITTED_BY
 from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings
@@ -111,6 +112,7 @@ class NewJobs:
         SpecError, JobConflict and FilesTaken."""
         if job_key is not None:
             _check_key(job_key)
+            check_tenant_key(job_key, spec.tenant)
         job_id = _new_job_id()
         new = NewJob(
             job_id=job_id,

@@ -6,12 +6,24 @@ import math
 import re
 from typing import Final
 
-__all__ = ["BUDGET_EXHAUSTED", "budget_of", "next_budget", "spent_budget", "without_command"]
+__all__ = [
+    "BUDGET_EXHAUSTED",
+    "TENANT_BUDGET_EXHAUSTED",
+    "budget_of",
+    "is_budget_spent",
+    "next_budget",
+    "spent_budget",
+    "spent_tenant_budget",
+    "tenant_budget_of",
+    "without_command",
+]
 
 BUDGET_EXHAUSTED: Final = "budget_exhausted"
+TENANT_BUDGET_EXHAUSTED: Final = "tenant_budget_exhausted"
 MARGIN: Final = 1.1  # on top of what all documents are expected to cost
 _RESUME: Final = ": penstock resume "
 _BUDGET: Final = re.compile(r"^budget_exhausted: \S+ USD of (\S+) are spent")
+_TENANT_BUDGET: Final = re.compile(r"^tenant_budget_exhausted: \S+ USD of the (\S+) ")
 
 
 def spent_budget(
@@ -39,9 +51,50 @@ def spent_budget(
     return f"{said}; {named} {most} {_usd(more)} USD more{_RESUME}{job_key} --budget-usd {next_budget(wanted * MARGIN)}"
 
 
+def spent_tenant_budget(
+    tenant: str,
+    month: str,
+    *,
+    budget_usd: float,
+    spent_usd: float,
+    left: int | None,
+    mean_usd: float | None,
+    next_usd: float = 0.0,
+    next_is: str = "the next call",
+) -> str:
+    """Why a job pauses whose tenant may not spend more, and what lets it go on. ``month``: in which it was accepted, as 2026-11;
+    the others as in ``spent_budget``."""
+    whose = f"that tenant {tenant!r} may spend on jobs of {month}"
+    said = f"{TENANT_BUDGET_EXHAUSTED}: {_usd(spent_usd)} USD of the {budget_usd!r} {whose} are spent"
+    if next_usd:
+        said += f", and {next_is} may cost {_usd(next_usd)}"
+    wanted = 2 * budget_usd
+    if left is not None:
+        more = max(next_usd, left * (next_usd if mean_usd is None else mean_usd))
+        most = "at most about" if mean_usd is None else "about"
+        said += f"; what is left of this job costs {most} {_usd(more)} USD more"
+        wanted = max(budget_usd, spent_usd + more) * MARGIN
+    fix = f"penstock keys create NAME --tenant {tenant} --budget-usd {next_budget(wanted)}"
+    return f"{said}. The job goes on by itself once the newest key of the tenant names a larger budget: {fix}"
+
+
+def is_budget_spent(reason: str | None) -> bool:
+    """Whether a job was paused since a budget has no room for its next call: its own, or its tenant's."""
+    return budget_of(reason) is not None or tenant_budget_of(reason) is not None
+
+
+def tenant_budget_of(reason: str | None) -> float | None:
+    """The tenant's budget with which a job was paused for this reason; None where it was paused for another."""
+    return _number_in(_TENANT_BUDGET, reason)
+
+
 def budget_of(reason: str | None) -> float | None:
     """The budget with which a job was paused for this reason; None where it was paused for another."""
-    found = _BUDGET.match(reason or "")
+    return _number_in(_BUDGET, reason)
+
+
+def _number_in(pattern: re.Pattern[str], reason: str | None) -> float | None:
+    found = pattern.match(reason or "")
     try:
         return None if found is None else float(found[1])
     except ValueError:

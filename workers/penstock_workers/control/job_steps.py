@@ -21,6 +21,7 @@ from penstock_ledger import (
     RedisAddress,
     RedisForgot,
     RedisLedger,
+    TenantAccounts,
 )
 from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.errors import SourceError, SourceUnavailable
@@ -91,7 +92,8 @@ class JobSteps:
         self._sinks = JobSinks(
             (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)), outputs_written
         )
-        self._limits = JobLimits(outcomes, hot, states, Accounts(hot.budgets, batches))
+        accounts = Accounts(hot.budgets, batches, TenantAccounts(database, hot.budgets))
+        self._limits = JobLimits(outcomes, hot, states, accounts)
         failpoints = Failpoints.parse(settings.failpoints)
         self._feeding = Feeding(database, self._windows, self._limits, self._specs, counters, failpoints)
         moves = LaneMoves(database)
@@ -137,7 +139,8 @@ class JobSteps:
             self._hot.set_job_state(job.job_id, job.state)
             self._hot.set_job_lane(job)
         if job.state is JobState.PAUSED:
-            if not self._limits.go_on_if_done(job) and not self._leave(job, seen):
+            goes_on = self._limits.go_on_if_done(job) or self._limits.go_on_if_raised(job)
+            if not goes_on and not self._leave(job, seen):
                 self._resumes.resume_when_over(job)
             return
         here = self._led_by_control(job, live.feeds)

@@ -38,6 +38,7 @@ class JobView:
     reuse: ReusePolicy | None = None  # None: all of its requests are sent
     fallback: JobView | None = None  # the same job with the next model that an item is asked of, see follow_ups.py
     awaited: bool = False  # callers wait for its answers: they are settled without delay, and announced
+    tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
 
 
 class Item(Struct, eq=False):
@@ -110,8 +111,7 @@ class Attempt(Item, kw_only=True, eq=False):
     @property
     def repairs_left(self) -> int:
         """How often a model may still be shown what is wrong with its answer: so many times for each model."""
-        used = self.spent_in_all
-        return self.job.spec.schema_repairs * (used.fallbacks + 1) - used.repairs
+        return self.job.spec.schema_repairs * (self.spent_in_all.fallbacks + 1) - self.spent_in_all.repairs
 
     @classmethod
     def at(cls, item: Item, job: JobView, given: bytes) -> Attempt:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from penstock_ledger import Account, BudgetBook, ProviderBatchStore
+from penstock_ledger import BOUNDLESS, Account, BudgetBook, ProviderBatchStore, TenantAccounts
+from penstock_ledger.model import Job
 from penstock_workers.control.job.budget import MICROUSD
 
 log = logging.getLogger(__name__)
@@ -23,29 +24,46 @@ that was lost, may show one too few. With the lease of a worker that makes a min
 class Accounts:
     """Belongs to the control thread."""
 
-    def __init__(self, book: BudgetBook, batches: ProviderBatchStore) -> None:
-        self._book, self._batches = book, batches
+    def __init__(self, book: BudgetBook, batches: ProviderBatchStore, tenants: TenantAccounts) -> None:
+        self._book, self._batches, self._tenants = book, batches, tenants
         self._spent_at: dict[str, float] = {}  # monotonic times of the latest looks into SQL, by job
         self._stray_at: dict[str, float] = {}
         self._stray: dict[str, dict[str, str]] = {}  # as the latest look found them
         self._limited: set[str] = set()  # jobs seen with a budget
 
-    def look(self, job_id: str, budget_usd: float) -> Account:
-        """The account of a job; from now on workers have this budget for it."""
+    def budget_of_tenant(self, job: Job) -> float | None:
+        return self._tenants.budget_of(job)
+
+    def look(self, job: Job, budget_usd: float | None, tenant_usd: float | None) -> Account:
+        """The account of a job; from now on workers have this budget for it, and this one for all jobs of its tenant."""
+        job_id = job.job_id
         self._limited.add(job_id)
-        budget, now = round(budget_usd * MICROUSD), time.monotonic()
+        now = time.monotonic()
         if not self._book.is_known(job_id):
             self._spent_at[job_id] = now
             spent, batches = self._batches.spent(job_id), self._batches.may_cost(job_id)
-            return self._book.look(job_id, budget, spent=spent, batches=batches)
+            return self._look(job, budget_usd, tenant_usd, spent, batches)
         spent_now = None
         if now - self._spent_at.get(job_id, -SPENT_S) >= SPENT_S:
             self._spent_at[job_id] = now
             spent_now = self._batches.spent(job_id)
-        account = self._book.look(job_id, budget, spent=spent_now)
+        account = self._look(job, budget_usd, tenant_usd, spent_now)
         if account.reserved:
             self._give_back_strays(job_id, now)
         return account
+
+    def _look(
+        self,
+        job: Job,
+        budget_usd: float | None,
+        tenant_usd: float | None,
+        spent: int | None,
+        batches: Mapping[str, int] | None = None,
+    ) -> Account:
+        budget = BOUNDLESS if budget_usd is None else round(budget_usd * MICROUSD)
+        if tenant_usd is None:
+            return self._book.look(job.job_id, budget, spent=spent, batches=batches)
+        return self._tenants.look(job, budget, tenant_usd, spent=spent, batches=batches)
 
     def lift(self, job_id: str, *, some_wait: bool) -> None:
         """The job has no budget: workers reserve nothing for it. What waits may do so for one that another process saw."""

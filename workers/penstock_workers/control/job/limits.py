@@ -6,11 +6,16 @@ import time
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from penstock_ledger import Account, JobSeen, OutcomeStore, RedisLedger
+from penstock_ledger import Account, JobSeen, OutcomeStore, RedisLedger, TenantAccount, month_of, tenant_of_job
 from penstock_ledger.model import Job, JobState
 from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prices.spent_budget import budget_of, spent_budget
+from penstock_producer.prices.spent_budget import (
+    is_budget_spent,
+    spent_budget,
+    spent_tenant_budget,
+    tenant_budget_of,
+)
 from penstock_workers.control.job.accounts import Accounts
 from penstock_workers.control.job.budget import MICROUSD, affordable, mean_cost
 from penstock_workers.control.job.job_states import JobStates
@@ -25,17 +30,28 @@ TRIED: Final = 10
 """With no room for the least that was refused, so many others go back in a round: those not tried since may cost less."""
 
 
+class _Bound(NamedTuple):
+    """What is left of a budget, the job's own or its tenant's, in millionths of a dollar."""
+
+    left: int  # that is not spent
+    reserved: int  # of that, by what is under way
+
+    @property
+    def room(self) -> int:
+        return self.left - self.reserved
+
+
 class _Look(NamedTuple):
-    """What a job's budget lets it do in this round."""
+    """What its budgets let a job do in this round."""
 
     documents: int  # that may be fed
-    account: Account
-    room: int  # in millionths of a dollar, beside what is reserved
+    lacking: int | None  # the least that was refused, see Account
+    bound: _Bound  # with the least room
 
     @property
     def fits(self) -> bool:
         """Whether there is room for some of what was refused."""
-        return self.account.lacking is None or self.account.lacking <= self.room
+        return self.lacking is None or self.lacking <= self.bound.room
 
 
 class JobLimits:
@@ -59,11 +75,12 @@ class JobLimits:
         if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
             reason = f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
             return self._states.move(job, JobState.CANCELLING, reason)
-        if spec.budget_usd is None:
+        tenant_usd = self._accounts.budget_of_tenant(job)
+        if spec.budget_usd is None and tenant_usd is None:
             self._looks.pop(job.job_id, None)
             self._accounts.lift(job.job_id, some_wait=seen.parked > 0)
             return False
-        return self._stop_at_budget(job, spec, spec.budget_usd, seen)
+        return self._stop_at_budget(job, spec.budget_usd, tenant_usd, seen)
 
     def within_budget(self, job: Job, documents: int) -> int:
         """Of so many documents those that the budget pays for; several feeds of one job share that."""
@@ -83,12 +100,12 @@ class JobLimits:
         if look.fits:
             self._accounts.tried_again(name)
             left = min(parked, most)
-            least = look.account.lacking or self._least.pop(name, 0) // 2  # what went back last found room
-            number = max(1, RETURNED * look.room // least) if least else most
+            least = look.lacking or self._least.pop(name, 0) // 2  # what went back last found room
+            number = max(1, RETURNED * look.bound.room // least) if least else most
             self._least[name] = least
         else:
             number = min(left, TRIED)
-        if not look.account.reserved:  # no call will leave more room than there is: see which of all finds some
+        if not look.bound.reserved:  # no call will leave more room than there is: see which of all finds some
             number = max(number, left)
         number = min(number, most)
         self._untried[name] = max(0, left - number)
@@ -97,10 +114,18 @@ class JobLimits:
     def go_on_if_done(self, job: Job) -> bool:
         """Let a job end that is paused by its budget, where what was under way has given it all its outcomes."""
         now = time.monotonic()
-        if budget_of(job.reason) is None or now - self._ended_at.get(job.job_id, -ENDED_S) < ENDED_S:
+        if not is_budget_spent(job.reason) or now - self._ended_at.get(job.job_id, -ENDED_S) < ENDED_S:
             return False
         self._ended_at[job.job_id] = now
         return self._has_all(job) and self._states.move(job, JobState.RUNNING, None)
+
+    def go_on_if_raised(self, job: Job) -> bool:
+        """Let a job go on that its tenant's budget has paused, once that is a larger one."""
+        before = tenant_budget_of(job.reason)
+        if before is None:
+            return False
+        now = self._accounts.budget_of_tenant(job)
+        return (now is None or now > before) and self._states.move(job, JobState.RUNNING, None)
 
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
@@ -109,24 +134,30 @@ class JobLimits:
             for job_id in held.keys() - set(live):
                 del held[job_id]
 
-    def _stop_at_budget(self, job: Job, spec: JobSpec, budget_usd: float, seen: JobSeen) -> bool:
-        """Note what the budget still pays for; pause the job when that is nothing, unless it has all its outcomes."""
-        account, stats = self._accounts.look(job.job_id, budget_usd), self._hot.stats(job.job_id)
+    def _stop_at_budget(self, job: Job, budget_usd: float | None, tenant_usd: float | None, seen: JobSeen) -> bool:
+        """Note what the budgets still pay for; pause the job when that is nothing, unless it has all its outcomes."""
+        account, stats = self._accounts.look(job, budget_usd, tenant_usd), self._hot.stats(job.job_id)
         under_way = sum(seen.outstanding)
-        left = round(budget_usd * MICROUSD) - account.spent
+        bounds = [_bound_of(account, budget_usd), _bound_of_tenant(account.tenant)]
+        tightest = min((bound for bound in bounds if bound is not None), key=lambda bound: bound.room)
+        left = min(bound.left for bound in bounds if bound is not None)
         documents = affordable(left / MICROUSD, stats, under_way)
-        look = self._looks[job.job_id] = _Look(documents, account, left - account.reserved)
+        look = self._looks[job.job_id] = _Look(documents, account.lacking, tightest)
         if left > 0 and not self._is_at_end(job, look, seen):
             return False
         if self._has_all(job):  # no document is left to pay for: the feed reaches its end
             self._looks.pop(job.job_id)
             return False
-        return self._states.move(job, JobState.PAUSED, self._why(job, budget_usd, account, mean_cost(stats)))
+        mean = mean_cost(stats)
+        if account.tenant is not None and tightest is bounds[1]:
+            return self._states.move(job, JobState.PAUSED, self._why_tenant(job, account.tenant, account.lacking, mean))
+        assert budget_usd is not None, "a budget that is not the tenant's is the job's own"
+        return self._states.move(job, JobState.PAUSED, self._why(job, budget_usd, account, mean))
 
     def _is_at_end(self, job: Job, look: _Look, seen: JobSeen) -> bool:
         """Whether nothing is under way that could leave something of what is reserved, and the rest pays for nothing."""
         under_way = sum(seen.outstanding)
-        if look.account.reserved:
+        if look.bound.reserved:
             self._quiet_since.pop(job.job_id, None)
             return False
         if not under_way:
@@ -144,9 +175,26 @@ class JobLimits:
         return counts.succeeded + counts.dead == job.total
 
     def _why(self, job: Job, budget_usd: float, account: Account, mean_usd: float | None) -> str:
-        counts = self._outcomes.counts(job.job_id)
-        left = None if job.total is None else max(0, job.total - counts.succeeded - counts.dead)
         return spent_budget(
-            job.job_key, budget_usd=budget_usd, spent_usd=account.spent / MICROUSD, left=left, mean_usd=mean_usd,
-            next_usd=(account.lacking or 0) / MICROUSD,
+            job.job_key, budget_usd=budget_usd, spent_usd=account.spent / MICROUSD, left=self._left(job),
+            mean_usd=mean_usd, next_usd=(account.lacking or 0) / MICROUSD,
         )  # fmt: skip
+
+    def _why_tenant(self, job: Job, account: TenantAccount, lacking: int | None, mean_usd: float | None) -> str:
+        return spent_tenant_budget(
+            str(tenant_of_job(job)), month_of(job.created_at).name, budget_usd=account.budget / MICROUSD,
+            spent_usd=account.spent / MICROUSD, left=self._left(job), mean_usd=mean_usd, next_usd=(lacking or 0) / MICROUSD,
+        )  # fmt: skip
+
+    def _left(self, job: Job) -> int | None:
+        """Documents without an outcome; None where their number is not known yet."""
+        counts = self._outcomes.counts(job.job_id)
+        return None if job.total is None else max(0, job.total - counts.succeeded - counts.dead)
+
+
+def _bound_of(account: Account, budget_usd: float | None) -> _Bound | None:
+    return None if budget_usd is None else _Bound(round(budget_usd * MICROUSD) - account.spent, account.reserved)
+
+
+def _bound_of_tenant(account: TenantAccount | None) -> _Bound | None:
+    return None if account is None else _Bound(account.budget - account.spent, account.reserved)

@@ -16,7 +16,7 @@ from penstock_ratelimit.for_penstock import QuotaView, read_quotas
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.lanes import speeds, troubles
 from penstock_workers.control.lanes.measured import Measured
-from penstock_workers.control.lanes.prices import Tokens, tokens_each, usd_each
+from penstock_workers.control.lanes.prices import Tokens, model_of, tokens_each, usd_each
 from penstock_workers.control.lanes.seen import JobNow, LaneNow, Trouble
 from penstock_workers.control.lanes.speeds import Speed
 from penstock_workers.heartbeat import ALIVE_S, KNOWS_MOVES
@@ -141,7 +141,8 @@ class LaneFacts:
         ):
             speed = speeds.half_of(spec.deadline_s, around.left)
         own = self._measured.of_job(around.job.job_id, lane) if has_own_model(lane) else None
-        prices = None if around.provider is None else around.provider.prices_of(spec.model)
+        model = spec.model or model_of(around.job.source)
+        prices = None if around.provider is None else around.provider.prices_of(model)
         usd = own.usd_each if own is not None else usd_each(lane, around.tokens, prices)
         return LaneNow(lane, usd, speed.pace, speed.by, LANES[lane].is_real_time, self._trouble(lane, around))
 

@@ -80,7 +80,7 @@ def _lane(
         speed = speeds.one_by_one(None, None, limits, tokens, 0)
     if speed.pace is None and LANES[lane].is_real_time and spec.deadline_s is not None:
         speed = speeds.half_of(spec.deadline_s, documents)
-    usd = usd_each(lane, tokens, known.provider.prices_of(spec.model))
+    usd = usd_each(lane, tokens, known.provider.prices_of(spec.model or guess.model))
     return LaneNow(lane, usd, speed.pace, speed.by, LANES[lane].is_real_time)
 
 

@@ -11,7 +11,7 @@ from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.pins import ESTIMATE
 from penstock_producer.prices.token_prices import ModelPrices
 
-__all__ = ["Tokens", "tokens_each", "usd_each"]
+__all__ = ["Tokens", "model_of", "tokens_each", "usd_each"]
 
 MEASURED_FROM: Final = 20
 """Answers that say more than an estimate."""
@@ -33,6 +33,13 @@ def tokens_each(source: Mapping[str, Any], counts: Counts) -> Tokens | None:
     if not isinstance(guess, dict) or not guess.get("documents"):
         return None
     return Tokens(guess["tokens_in"] / guess["documents"], guess["tokens_out"] / guess["documents"])
+
+
+def model_of(source: Mapping[str, Any]) -> str | None:
+    """That the requests of a job name which names none itself: the first one's, as its submit has seen it."""
+    guess = source.get(ESTIMATE)
+    model = guess.get("model") if isinstance(guess, dict) else None
+    return model if isinstance(model, str) else None
 
 
 def usd_each(lane: str, tokens: Tokens | None, prices: ModelPrices | None) -> float | None:

@@ -12,9 +12,11 @@ import orjson
 
 from penstock_ledger import FIGURE_MAX, MayCost
 from penstock_producer.accepting.estimates import DEFAULT_OUTPUT_TOKENS, answers_asked, output_asked
+from penstock_producer.job.lanes import has_own_model
 from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
+from penstock_workers.errors import PricesMissing
 from penstock_workers.item.attempt import Attempt
-from penstock_workers.item.settling.rows import prices_of
+from penstock_workers.item.settling.rows import has_budget, prices_of
 
 HOUR: Final = b'"1h"'
 """In every request that asks for a prompt cache of an hour, whose tokens cost more to write."""
@@ -30,11 +32,18 @@ _MEDIA_MARKS: Final = (b";base64,", b'"data":"')
 
 
 def may_cost(attempt: Attempt) -> MayCost | None:
-    """None in a job without a budget. ``attempt.body`` is the request that is sent next, of the model that is asked."""
-    if attempt.job.spec.budget_usd is None:
+    """None in a job without a budget. ``attempt.body`` is the request that is sent next, of the model that is asked.
+
+    Raises PricesMissing where its tenant has a budget, and the price is not known: the call would count as free.
+    """
+    job, paid = attempt.job, attempt.spent.cost_microusd
+    if not has_budget(job):
         return None
-    prices, paid = prices_of(attempt.job, None), attempt.spent.cost_microusd
+    model = job.spec.model or _model_in(attempt.body)
+    prices = prices_of(job, model)
     if prices is None:
+        if job.tenant_usd is not None and not has_own_model(job.spec.lane):
+            raise PricesMissing(job.spec.provider, model, job.tenant_usd, job.spec.tenant)
         return MayCost(paid=paid)
     return MayCost(*dearest(prices, attempt.body, prompt_bound(attempt.body)), paid)
 
@@ -53,6 +62,13 @@ def dearest(prices: ModelPrices, body: bytes, tokens_in: int, *, in_batch: bool 
     )
     cost = max(prices.microusd(used, in_batch=in_batch) for used in ways)
     return min(FIGURE_MAX, max(1, cost)), most is not None
+
+
+def _model_in(body: bytes) -> str | None:
+    """Of a request in a job that names no model."""
+    found = orjson.loads(body)
+    model = found.get("model") if isinstance(found, dict) else None
+    return model if isinstance(model, str) else None
 
 
 def prompt_bound(body: bytes) -> int:

@@ -116,7 +116,7 @@ class Starts:
 
     async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
         """The start is counted, and in a job with a budget what a request may cost that it ``sends``. Raises TurnedAway where
-        it must not start."""
+        it must not start, and PricesMissing where its tenant has a budget and the price is not known."""
         outcome = await self._answer(attempt, attempt.job, attempt, may_cost(attempt) if sends else None)
         if outcome is not None:
             raise TurnedAway(outcome)
@@ -139,7 +139,7 @@ class Starts:
     async def _answer(
         self, item: Item, job: JobView, attempt: Attempt | None, call: MayCost | None = None
     ) -> Outcome | None:
-        if job.spec.budget_usd is not None:
+        if has_budget(job):
             call = (call or MayCost(paid=item.spent.cost_microusd))._replace(owner=self._owner)
         answer: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
         self.backlog.put()
@@ -147,7 +147,7 @@ class Starts:
         return await answer
 
     async def _take_back(self, group: Sequence[tuple[Attempt, asyncio.Future[None]]]) -> None:
-        paid = {one.key: one.spent.cost_microusd for one, _ in group if has_budget(one)}
+        paid = {one.key: one.spent.cost_microusd for one, _ in group if has_budget(one.job)}
         await self._release([attempt.key for attempt, _ in group], paid)
         for _, taken in group:
             if not taken.done():

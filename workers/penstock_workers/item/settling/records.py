@@ -113,7 +113,7 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
                 crashed.append(SettledCrash(attempt.key, reason_of(outcome)))
             case Released() | Parked() if attempt.begun:
                 released.append(attempt.key)
-                if has_budget(attempt):
+                if has_budget(attempt.job):
                     paid[attempt.key] = 0
             case _:
                 pass

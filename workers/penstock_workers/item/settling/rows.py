@@ -66,7 +66,7 @@ def settled_done(attempt: Attempt, result: Result) -> SettledDone:
         calls=attempt.calls,
         keep=attempt.keep,
         reused=result.reason,
-        has_budget=has_budget(attempt),
+        has_budget=has_budget(attempt.job),
     )
 
 
@@ -79,7 +79,7 @@ def settled_dead(attempt: Attempt, letter: DeadLetter) -> SettledDead:
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,
         calls=attempt.calls,
-        has_budget=has_budget(attempt),
+        has_budget=has_budget(attempt.job),
     )
 
 
@@ -97,7 +97,7 @@ def settled_retry(attempt: Attempt, retry: Retry, queue: str) -> SettledRetry:
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,
         calls=attempt.calls,
-        has_budget=has_budget(attempt),
+        has_budget=has_budget(attempt.job),
     )
 
 
@@ -107,9 +107,9 @@ def is_awaited(settled: Settled) -> bool:
     return isinstance(item, Attempt) and item.job.awaited
 
 
-def has_budget(attempt: Attempt) -> bool:
-    """Whether money may be reserved for its call."""
-    return attempt.job.spec.budget_usd is not None
+def has_budget(job: JobView) -> bool:
+    """Whether money may be reserved for its calls: it has a budget, or its tenant has."""
+    return job.tenant_usd is not None or job.spec.budget_usd is not None
 
 
 def reason_of(outcome: Retry | Released) -> str:

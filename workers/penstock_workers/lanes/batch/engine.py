@@ -13,7 +13,15 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Final
 
-from penstock_ledger import JobStore, OutcomeStore, Provenance, ProviderBatchStore, RemainderStore
+from penstock_ledger import (
+    JobStore,
+    OutcomeStore,
+    Provenance,
+    ProviderBatchStore,
+    RemainderStore,
+    TenantAccounts,
+    TenantBudgets,
+)
 from penstock_producer.feed.served import PROVIDERS, providers_text
 from penstock_producer.job.lanes import BATCH_LANE
 from penstock_workers.children.child_pool import ChildPool
@@ -171,9 +179,11 @@ class BatchEngine:
             settings=settings,
             owner=self._owner,
             store=batches,
-            reservations=Reservations(stores.hot.budgets, batches, outcomes),
+            reservations=Reservations(
+                stores.hot.budgets, batches, outcomes, TenantAccounts(database, stores.hot.budgets)
+            ),
             jobs=Jobs(jobs, stores.hot),
-            views=JobBook(read_job(jobs, settings)),
+            views=JobBook(read_job(jobs, settings, TenantBudgets(database))),
             folder=folder,
             packer=Packer(settings, database, folder, self._owner),
             packing=asyncio.Lock(),

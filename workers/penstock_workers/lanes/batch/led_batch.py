@@ -129,7 +129,9 @@ class LedBatch:
     async def unreserve(self) -> None:
         """Nothing of it is at the provider that its job's budget has to pay for."""
         job = await self.around.jobs.get(self.batch.job_id)
-        if job is not None and self.around.jobs.spec(job).budget_usd is not None:
+        if job is not None and await self.in_thread(
+            self.around.reservations.bound, job, self.around.jobs.spec(job).budget_usd
+        ):
             await self.in_thread(self.around.reservations.end, self.batch)
 
     async def delete(self, *, unasked: bool = False) -> None:

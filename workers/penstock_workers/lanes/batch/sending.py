@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock_ledger import BatchState, JobState
+from penstock_workers.errors import PricesMissing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
 from penstock_workers.lanes.batch.packing.packed import PackedBatch
 from penstock_workers.lanes.batch.provider import (
@@ -138,20 +139,26 @@ class Sending:
         return False
 
     async def _is_paid_for(self) -> bool:
-        """Whether the budget of its job has room for what it may cost, beside all that is under way in any lane; reserve that."""
+        """Whether the budgets of its job and tenant have room for what it may cost, beside all that is under way in any lane;
+        reserve that."""
         led, batch, jobs = self._led, self._led.batch, self._led.around.jobs
         job = await jobs.get(batch.job_id)
         budget_usd = None if job is None else jobs.spec(job).budget_usd
-        if job is None or budget_usd is None:
+        if job is None:
             return True
         reservations = led.around.reservations
-        room: Room = await led.in_thread(reservations.reserve, batch, budget_usd)
-        if room.is_reserved:
+        try:
+            room: Room | None = await led.in_thread(reservations.reserve, job, batch, budget_usd)
+        except PricesMissing as error:
+            await jobs.stop(job.job_id, JobState.PAUSED, str(error))
+            await led.wait_for_job()
+            return False
+        if room is None or room.is_reserved:
             return True
-        if room.account.reserved:
-            await led.wait_for_room("the job's budget may be needed for what is under way")
+        if room.may_grow:
+            await led.wait_for_room("the budget of the job, or of its tenant, may be needed for what is under way")
         else:
-            why = await led.in_thread(reservations.why, job, budget_usd, room.account, batch)
+            why = await led.in_thread(reservations.why, job, budget_usd, room, batch)
             await jobs.stop(job.job_id, JobState.PAUSED, why)
             await led.wait_for_job()
         return False

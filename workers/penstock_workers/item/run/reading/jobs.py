@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 
-from penstock_ledger import JobNotFound, JobStore, buckets_for
+from penstock_ledger import JobNotFound, JobStore, TenantBudgets, buckets_for
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.spec import JobSpec
@@ -54,9 +54,9 @@ class JobBook:
             raise
 
 
-def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
+def read_job(jobs: JobStore, settings: WorkerSettings, tenants: TenantBudgets | None = None) -> Reader:
     """Reads a job from the ledger into what workers keep of it. A job may go from lane to lane: its requests are made, and paid
-    for, as those of the worker's own."""
+    for, as those of the worker's own. ``tenants``: whose budgets bound their jobs."""
 
     def read(job_id: str) -> JobView:
         job = jobs.get(job_id)
@@ -66,12 +66,15 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
         if job.moves or len(spec.permitted_lanes) > 1:
             spec = spec.model_copy(update={"lane": settings.lane})
         flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
+        tenant_usd = None if tenants is None else tenants.of(spec.tenant)
         view = None
         for one in reversed([*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]):
-            view = JobView(job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, fallback=view)
+            view = JobView(
+                job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, fallback=view, tenant_usd=tenant_usd
+            )  # fmt: skip
         reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
         awaited = bool(job.source.get(AWAITED))
-        return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view, awaited)
+        return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view, awaited, tenant_usd)
 
     return read
 

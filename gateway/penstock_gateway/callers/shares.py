@@ -1,0 +1,109 @@
+"""What one tenant may hold of a door at once, so that it leaves the rest to others: counted in this process.
+
+The operator has no share: it is bounded by what the door as a whole has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, Literal, TypeVar
+
+from penstock_gateway.backend import Backend
+from penstock_gateway.refused import Refused
+
+__all__ = ["Incoming", "Share", "Shares"]
+
+K = TypeVar("K")
+Share = Literal["streams", "uploads", "reads"]
+
+_CALLED: Final[dict[Share, str]] = {
+    "streams": "connections of yours follow jobs",
+    "uploads": "uploads of yours are under way",
+    "reads": "sources of yours are being read",
+}
+_AGAIN_S: Final[dict[Share, int]] = {"streams": 30, "uploads": 5, "reads": 5}
+
+
+class Shares:
+    """Of one server. Belongs to the event loop."""
+
+    def __init__(self, backend: Backend) -> None:
+        door = backend.settings.gateway
+        self._most: dict[Share, int] = {
+            "streams": door.tenant_streams, "uploads": door.tenant_uploads, "reads": door.tenant_reads,
+        }  # fmt: skip
+        self._held: Counter[tuple[Share, str]] = Counter()
+        self._coming: Counter[str] = Counter()  # bytes of uploads that are under way, by tenant
+
+    @contextlib.contextmanager
+    def upload(self, tenant: str | None, room: int | None) -> Iterator[Incoming]:
+        """For the time of one. ``room``: bytes that files of the tenant may still take, without those under way; None for no
+        bound. Raises Refused (429)."""
+        with self.held("uploads", tenant):
+            incoming = Incoming(self._coming, tenant, room)
+            try:
+                yield incoming
+            finally:
+                incoming.end()
+
+    def take(self, share: Share, tenant: str | None) -> None:
+        """One more, until ``leave``. Raises Refused (429)."""
+        if tenant is None:
+            return
+        most = self._most[share]
+        if self._held[share, tenant] >= most:
+            raise Refused(
+                429, f"{most} {_CALLED[share]} here already, and that is as many as one tenant may have at once "
+                f"(gateway.tenant_{share}); try again when one has ended.", code="too_many_at_once", kind="requests",
+                headers={"retry-after": str(_AGAIN_S[share])},
+            )  # fmt: skip
+        self._held[share, tenant] += 1
+
+    def leave(self, share: Share, tenant: str | None) -> None:
+        if tenant is not None:
+            _less(self._held, (share, tenant), 1)
+
+    @contextlib.contextmanager
+    def held(self, share: Share, tenant: str | None) -> Iterator[None]:
+        """One more, for the time of the block. Raises Refused (429)."""
+        self.take(share, tenant)
+        try:
+            yield
+        finally:
+            self.leave(share, tenant)
+
+
+class Incoming:
+    """The bytes of one upload, beside all that its tenant has here."""
+
+    def __init__(self, coming: Counter[str], tenant: str | None, room: int | None) -> None:
+        self._coming, self._tenant, self._room = coming, tenant, room
+        self._taken = 0
+
+    def grow_to(self, size: int) -> None:
+        """Raises Refused (429) where the tenant's files would take more than its share."""
+        if self._tenant is None or self._room is None or size <= self._taken:
+            return
+        if self._coming[self._tenant] - self._taken + size > self._room:
+            raise Refused(
+                429, f"There is room for {max(0, self._room)} more bytes of your files: one tenant's may take no more than "
+                "gateway.tenant_file_bytes. Delete files that are not needed any more.", code="storage_quota_exceeded",
+                kind="insufficient_quota", headers={"retry-after": "3600", "x-should-retry": "false"},
+            )  # fmt: skip
+        self._coming[self._tenant] += size - self._taken
+        self._taken = size
+
+    def end(self) -> None:
+        """It is a file by now, or nothing."""
+        if self._tenant is not None:
+            _less(self._coming, self._tenant, self._taken)
+        self._taken = 0
+
+
+def _less(counter: Counter[K], name: K, number: int) -> None:
+    """What is at zero is forgotten: tenants come and go."""
+    counter[name] -= number
+    if counter[name] <= 0:
+        del counter[name]
