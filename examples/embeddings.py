@@ -26,7 +26,9 @@ from provider import flags_of, provider_of, run
 URL = "VECTORS_URL"  # commands get the name of the variable: an address has a password, and commands are visible to others
 DIMENSIONS = 256
 QUESTION = "How do I pack files into one compressed archive?"
-WITH_PGVECTOR = "SELECT id, 1 - (embedding <=> %s::vector) AS likeness FROM texts ORDER BY embedding <=> %s::vector LIMIT 3"
+WITH_PGVECTOR = (
+    "SELECT id, 1 - (embedding <=> %s::vector) AS likeness FROM texts ORDER BY embedding <=> %s::vector LIMIT 3"
+)
 WITH_ARRAYS = """\
 SELECT id, (SELECT sum(a * b) FROM unnest(embedding, %s::real[]) AS both_of(a, b)) AS likeness
 FROM texts ORDER BY likeness DESC NULLS LAST LIMIT 3"""
@@ -49,12 +51,16 @@ def main() -> int:
             )  # fmt: skip
             asked_for = vector_of(asked.question, provider, asked.model[0])
         if has_pgvector:
-            database.execute("CREATE INDEX IF NOT EXISTS texts_nearest ON texts USING hnsw (embedding vector_cosine_ops)")
+            database.execute(
+                "CREATE INDEX IF NOT EXISTS texts_nearest ON texts USING hnsw (embedding vector_cosine_ops)"
+            )
             nearest = database.execute(WITH_PGVECTOR, [json.dumps(asked_for)] * 2).fetchall()
         else:
             nearest = database.execute(WITH_ARRAYS, [asked_for]).fetchall()
         (filled,) = database.execute("SELECT count(embedding) FROM texts").fetchone() or (0,)
-    print(f"{filled} texts have a vector ({'pgvector' if has_pgvector else 'an array'}). Nearest to {asked.question!r}:")
+    print(
+        f"{filled} texts have a vector ({'pgvector' if has_pgvector else 'an array'}). Nearest to {asked.question!r}:"
+    )
     for name, likeness in nearest:
         print(f"  {likeness:.2f}  {name}")
     return 0
@@ -65,7 +71,9 @@ def private_postgres(folder: Path) -> str:
     try:
         import pgserver
     except ImportError:
-        raise SystemExit(f"no PostgreSQL: set {URL}=postgresql://…, or `pip install pgserver` for a private one") from None
+        raise SystemExit(
+            f"no PostgreSQL: set {URL}=postgresql://…, or `pip install pgserver` for a private one"
+        ) from None
     return str(pgserver.get_server(folder, cleanup_mode="stop").get_uri())
 
 
@@ -75,7 +83,9 @@ def make_table(database: psycopg.Connection, limit: int) -> bool:
     if known:
         database.execute("CREATE EXTENSION IF NOT EXISTS vector")
     column = f"vector({DIMENSIONS})" if known else "real[]"
-    database.execute(f"CREATE TABLE IF NOT EXISTS texts (id text PRIMARY KEY, content text NOT NULL, embedding {column})")
+    database.execute(
+        f"CREATE TABLE IF NOT EXISTS texts (id text PRIMARY KEY, content text NOT NULL, embedding {column})"
+    )
     rows = [(one["id"], one["text"]) for one in islice(documents(Path(sysconfig.get_path("stdlib"))), limit)]
     with database.cursor() as cursor:
         cursor.executemany("INSERT INTO texts (id, content) VALUES (%s, %s) ON CONFLICT DO NOTHING", rows)

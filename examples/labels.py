@@ -74,9 +74,7 @@ def begin(client: OpenAI, model: str, texts: Sequence[Record]) -> str:
     ]  # fmt: skip
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     file = client.files.create(file=(f"{model}.jsonl", content), purpose="batch")
-    return client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-    ).id
+    return client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h").id
 
 
 def labels_of(client: OpenAI, batch_id: str) -> dict[str, str]:

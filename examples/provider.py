@@ -18,7 +18,9 @@ PENSTOCK = [sys.executable, "-m", "penstock_cli"]
 LOOK_S = 0.2
 
 
-def flags_of(text: str | None, out: str, *, docs: int, models: Sequence[str] = ("sim-small",)) -> argparse.ArgumentParser:
+def flags_of(
+    text: str | None, out: str, *, docs: int, models: Sequence[str] = ("sim-small",)
+) -> argparse.ArgumentParser:
     """The flags of every example; ``text`` is its docstring."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(out), help=f"folder of everything that is written ({out})")
@@ -43,7 +45,10 @@ def provider_of(asked: argparse.Namespace) -> Iterator[list[str]]:
 def serving(asked: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """`penstock serve` on this machine: the address of its doors, and its database, where a Producer submits."""
     state = asked.out.absolute() / "serving"
-    with provider_of(asked) as flags, started("serve", "--port", "0", "--state", str(state), *flags, says="serving on") as url:
+    with (
+        provider_of(asked) as flags,
+        started("serve", "--port", "0", "--state", str(state), *flags, says="serving on") as url,
+    ):
         yield url, f"sqlite:///{state / 'penstock.db'}"
 
 

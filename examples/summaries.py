@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import date
 from hashlib import sha256
+from pydoc_data.topics import topics
 
 from provider import database_of, flags_of, wait_for
-from pydoc_data.topics import topics
 
 from penstock_producer import JobSpec, Producer
 
@@ -52,7 +52,8 @@ def main() -> int:
     path = asked.out / "summaries.jsonl"
     path.write_text(
         "".join(
-            json.dumps({"id": name, "chars": len(topics[name]), "parts": len(together[name]), "summary": reduced[name]}) + "\n"
+            json.dumps({"id": name, "chars": len(topics[name]), "parts": len(together[name]), "summary": reduced[name]})
+            + "\n"
             for name in longest
             if name in reduced
         )

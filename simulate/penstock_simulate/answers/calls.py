@@ -62,7 +62,10 @@ class Call:
             text = write_answer({**messages.wanted(body), "model": self.model}, last_of(body, self.texts[0]))
             return messages.cut(body, *cut_answer(text, _max_tokens(body)))
         if self.endpoint == GENERATE:
-            return cut_answer(write_answer({**gemini.wanted(body), "model": self.model}, gemini.last_of(body)), gemini.max_tokens(body))
+            return cut_answer(
+                write_answer({**gemini.wanted(body), "model": self.model}, gemini.last_of(body)),
+                gemini.max_tokens(body),
+            )
         return cut_answer(write_answer(body, last_of(body, self.texts[0])), _max_tokens(body))
 
     def output_tokens(self) -> int:
