@@ -13,7 +13,6 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from datetime import date
 from hashlib import sha256
 from pydoc_data.topics import topics
 
@@ -79,7 +78,8 @@ def answers(producer: Producer, what: str, spec: JobSpec, documents: Documents) 
     The key is made of the documents: where this program is started again, it finds the job with its answers.
     """
     digest = sha256(json.dumps([spec.model, documents]).encode()).hexdigest()[:12]
-    with producer.open_job(spec, job_key=f"summaries-{what}-{date.today()}-{digest}") as job:  # noqa: DTZ011
+    job = producer.open_job(spec, job_key=f"summaries-{what}-{digest}")
+    if job.job.total is None:  # else an earlier run of this program has closed it: all of them are there
         for name, columns in documents.items():
             job.enqueue(name, columns)
         job.close()
