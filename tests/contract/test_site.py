@@ -21,14 +21,21 @@ SNIPPET = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)
 IN_REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
 
+def build(folder: Path, site: Path) -> tuple[int, str]:
+    """Exit status and output of what `make docs` runs, for the mkdocs.yml of this folder."""
+    (words,) = re.findall(r"\$\(BIN\)/mkdocs (.+)", (ROOT / "Makefile").read_text("utf-8"))
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", *words.split(), "--site-dir", str(site)],
+        cwd=folder, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return built.returncode, built.stdout + built.stderr
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stdout + built.stderr
+    status, shown = build(ROOT, folder)
+    assert status == 0, shown
     return folder
 
 
@@ -39,6 +46,18 @@ def test_the_site_is_built_strictly_and_fetches_nothing(site: Path) -> None:
     assert len(pages) > 50
     fetched = [f"{page.name}: {found}" for page in pages for found in FETCHED.findall(page.read_text("utf-8"))]
     assert [one for one in fetched if 'rel="canonical"' not in one] == []
+
+
+def test_what_the_strict_build_refuses(tmp_path: Path) -> None:
+    """With the rules of mkdocs.yml, a link to nothing, one to no heading and a page that the nav lacks are three errors."""
+    rules = re.findall(r"^validation:\n(?:  .*\n)+", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    (tmp_path / "mkdocs.yml").write_text("site_name: small\nnav: [{Home: index.md}]\n" + "".join(rules))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text("# Home\n\n[a](nowhere.md) [b](other.md#nothing)\n")
+    (tmp_path / "docs/other.md").write_text("# Other\n")
+    status, shown = build(tmp_path, tmp_path / "site")
+    assert (status, shown.count("WARNING")) == (1, 3), shown
+    assert "Aborted with 3 warnings" in shown
 
 
 def test_every_page_is_in_the_nav_of_the_site_once() -> None:
