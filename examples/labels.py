@@ -51,16 +51,16 @@ def main() -> int:
         client = OpenAI(base_url=f"{door}/v1", api_key="unused", max_retries=5)
         batches = [begin(client, model, texts) for model in asked.model]
         first, second = (labels_of(client, batch) for batch in batches)
-    both = [record for record in texts if record["id"] in first and record["id"] in second]
-    agreed = [record for record in both if first[record["id"]] == second[record["id"]]]
+    both = [one for one in texts if one["id"] in first and one["id"] in second]
+    agreed = [one for one in both if first[one["id"]] == second[one["id"]]]
+    others = [one for one in texts if one not in agreed]  # those that a model gave no label, too
     with_labels = [[one["id"], first[one["id"]], one["text"]] for one in agreed]
     write(asked.out / "labels.csv", ["id", "label", "text"], with_labels)
-    differing = [one for one in both if one not in agreed]
-    for_people = [[one["id"], first[one["id"]], second[one["id"]], "", one["text"]] for one in differing]
+    for_people = [[one["id"], first.get(one["id"], ""), second.get(one["id"], ""), "", one["text"]] for one in others]
     write(asked.out / "disagreements.csv", ["id", *asked.model, "label", "text"], for_people)
     share = len(agreed) / len(both)
     print(f"{len(agreed)} of {len(both)} alike ({share:.0%}), kappa {kappa(first, second, both, share):.2f}")
-    print(f"{len(differing)} for a person to decide: {asked.out / 'disagreements.csv'}")
+    print(f"{len(others)} for a person to decide: {asked.out / 'disagreements.csv'}")
     return 0
 
 

@@ -61,8 +61,8 @@ class Limiter(Protocol):
         ``certain`` is the part that is known for sure, ``flow`` the job whose turn it takes, ``retry`` says that the
         request was sent before. Raises ``NeverFits`` at once when ``certain`` is above the cap, and ``QuotaHeld`` when
         the account is held; ``UnknownQuota`` for an id that was not declared, ``BadCost`` for a cost that is negative or no
-        number, ``LimiterClosed`` once it is closed. Cancelling the wait costs nothing. The ticket comes unstarted: ``start`` it when sending,
-        and end it with ``answered``, ``failed`` or ``release``.
+        number, ``LimiterClosed`` once it is closed. Cancelling the wait costs nothing. The ticket comes unstarted:
+        ``start`` it when sending, and end it with ``answered``, ``failed`` or ``release``.
         """
         ...
 

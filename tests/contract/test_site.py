@@ -1,4 +1,4 @@
-"""The pages of docs/ are a site: built strictly, with every page in its nav and every public name of the limiter in its reference."""
+"""The site of docs/ is built strictly; its nav has every page, its pages of uses their scripts, its reference the limiter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/use-*.md, each run once as its reader would, on the real texts that it brings."""
+"""The examples of docs/uses/, each run once as its reader would, on the real texts that it brings."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def generated(path: str, config: MkDocsConfig) -> File:
-    """A file of the repository as one of the site. Only the first page is in the nav; the strict build asks the others to say so."""
+    """A file of the repository as one of the site. Only the first page is in the nav, which the strict build has to know."""
     file = File.generated(config, uri_of(path), abs_src_path=str(ROOT / path))
     file.inclusion = InclusionLevel.INCLUDED if path == HOME else InclusionLevel.NOT_IN_NAV
     return file
