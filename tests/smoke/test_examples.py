@@ -138,24 +138,31 @@ def test_people_get_the_texts_on_which_two_models_differ(tmp_path: Path, door: t
     assert f"{len(agreed)} of {DOCS} alike" in shown
 
 
-@pytest.mark.parametrize("column", ["vector", "real[]"])
-def test_texts_of_a_table_get_their_vectors(
-    tmp_path: Path, provider: Simulator, postgres_server: Postgres, column: str
-) -> None:
-    """Each row of the table has its vector, of pgvector or an array, and the nearest ones are those that SQL finds."""
+def test_texts_of_a_table_get_their_vectors(tmp_path: Path, provider: Simulator, postgres_server: Postgres) -> None:
+    """Each row has its vector, of pgvector with an index; a second run pays for nothing, and reads arrays as well."""
     url = postgres_server.new_database()
     with closing(psycopg.connect(url, autocommit=True)) as database:
-        if column == "real[]":
-            database.execute("CREATE TABLE texts (id text PRIMARY KEY, content text NOT NULL, embedding real[])")
-        elif not database.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone():
+        if not database.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone():
             pytest.skip("this PostgreSQL comes without pgvector")
-        question = str(database.execute("SELECT 'anything'").fetchone())
-        shown = run("embeddings", tmp_path, "--base-url", provider.url, "--question", question, VECTORS_URL=url)
+        before = provider.stats()["requests"]
+        shown = run("embeddings", tmp_path, "--base-url", provider.url, VECTORS_URL=url)
         rows = database.execute("SELECT id, embedding::real[] FROM texts").fetchall()
-    assert len(rows) == DOCS
-    assert all(len(vector) == 256 and abs(sum(part * part for part in vector) - 1) < 1e-3 for _, vector in rows)
-    assert f"{DOCS} texts have a vector ({'pgvector' if column == 'vector' else 'an array'})" in shown
-    assert len([line for line in shown.splitlines() if line.split()[-1] in {name for name, _ in rows}]) == 3
+        assert len(rows) == DOCS
+        assert all(len(vector) == 256 and abs(sum(part * part for part in vector) - 1) < 1e-3 for _, vector in rows)
+        assert f"{DOCS} texts have a vector (pgvector)" in shown
+        assert database.execute("SELECT 1 FROM pg_indexes WHERE indexname = 'texts_nearest'").fetchone()
+        database.execute("DROP INDEX texts_nearest")
+        database.execute("ALTER TABLE texts ALTER embedding TYPE real[] USING embedding::real[]")
+        again = run("embeddings", tmp_path, "--base-url", provider.url, VECTORS_URL=url)
+    assert f"{DOCS} texts have a vector (an array)" in again
+    assert len(nearest_in(shown)) == 3
+    assert nearest_in(again) == nearest_in(shown)
+    assert provider.stats()["requests"] == before + DOCS + 2, "the questions alone were asked twice"
+
+
+def nearest_in(shown: str) -> list[str]:
+    """The last lines: how alike, and which text."""
+    return re.findall(r"^  (\d\.\d\d  \S+)$", shown, re.MULTILINE)
 
 
 def test_long_documents_become_summaries_of_their_parts(tmp_path: Path, door: tuple[str, str]) -> None:
