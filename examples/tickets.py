@@ -60,12 +60,12 @@ def write_tickets(path: Path, limit: int) -> None:
 
 
 def notes(library: Path) -> Iterator[tuple[str, str]]:
-    """Each note with its place: `argparse.py:1423`."""
+    """Each note with its place: `argparse:1423`."""
     for file in sorted(library.glob("*.py")):
         text = file.read_text("utf-8", errors="replace")
         for found in NOTE.finditer(text):
             words = " ".join(line.strip().removeprefix("# ") for line in found[0].splitlines())
-            yield f"{file.name}:{text.count(chr(10), 0, found.start()) + 1}", words
+            yield f"{file.stem}:{text.count(chr(10), 0, found.start()) + 1}", words
 
 
 def show(path: Path) -> None:
