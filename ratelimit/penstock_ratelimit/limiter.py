@@ -60,8 +60,9 @@ class Limiter(Protocol):
 
         ``certain`` is the part that is known for sure, ``flow`` the job whose turn it takes, ``retry`` says that the
         request was sent before. Raises ``NeverFits`` at once when ``certain`` is above the cap, and ``QuotaHeld`` when
-        the account is held. Cancelling the wait costs nothing. The ticket comes unstarted: ``start`` it when sending,
-        and end it with ``answered``, ``failed`` or ``release``.
+        the account is held; ``UnknownQuota`` for an id that was not declared, ``BadCost`` for a cost that is negative or no
+        number, ``LimiterClosed`` once it is closed. Cancelling the wait costs nothing. The ticket comes unstarted:
+        ``start`` it when sending, and end it with ``answered``, ``failed`` or ``release``.
         """
         ...
 
@@ -93,7 +94,9 @@ class Limiter(Protocol):
         """The server's own gauges: requests that it works on, and in its queue. Adaptive concurrency follows them."""
         ...
 
-    def stats(self) -> dict[str, QuotaStats]: ...
+    def stats(self) -> dict[str, QuotaStats]:
+        """By quota: what this process was given and charged, and what the fleet may start now."""
+        ...
 
     async def aclose(self) -> None:
         """Give back what was not started; every caller that waits gets ``LimiterClosed``."""
@@ -139,15 +142,19 @@ class BoundQuota:
         return TicketScope(self._quota, StartRequest(costs, certain, flow, retry))
 
     def not_before(self, seconds: float) -> None:
+        """The provider said 429: no process that shares the quota starts a request for so many seconds, at most a day."""
         self._quota.not_before(pause_seconds(seconds))
 
     def may_retry(self) -> bool:
+        """False while too large a part of what is sent are retries, and others wait: put the request off instead."""
         return self._quota.may_retry()
 
     async def lift(self) -> None:
+        """End a hold: the account was paid, or the key corrected."""
         await self._quota.lift()
 
     def stats(self) -> QuotaStats:
+        """What this process was given and charged, and what the fleet may start now."""
         return self._quota.stats()
 
 

@@ -188,9 +188,11 @@ class LocalLimiter(QuotasLimiter):
         }
 
     def stats(self) -> dict[str, QuotaStats]:
+        """Of all quotas that were declared."""
         return {quota_id: quota.stats() for quota_id, quota in self._limiters.items()}
 
     async def aclose(self) -> None:
+        """See ``Limiter``."""
         for quota in self._limiters.values():
             quota.close()
 

@@ -28,7 +28,7 @@ def check_number(field_name: str, value: object, *, above: float, up_to: float, 
 
 @dataclass(frozen=True, slots=True)
 class PerMinute:
-    """So many units a minute, refilled continuously."""
+    """So many units a minute, refilled continuously. Raises ``BadQuota`` for an amount that is not a finite number above 0."""
 
     amount: float
 
@@ -37,12 +37,13 @@ class PerMinute:
 
     @property
     def per_second(self) -> float:
+        """The same rate in units a second."""
         return self.amount / 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class PerSecond:
-    """So many units a second, refilled continuously."""
+    """So many units a second, refilled continuously. Raises ``BadQuota`` for an amount that is not a finite number above 0."""
 
     amount: float
 
@@ -51,6 +52,7 @@ class PerSecond:
 
     @property
     def per_second(self) -> float:
+        """As ``PerMinute`` has it."""
         return self.amount
 
 

@@ -26,7 +26,7 @@ QUOTED = re.compile(r"`[^`\n]*`")
 # Words of other software that a page has to repeat: (file, the words around it).
 ALLOWED: frozenset[tuple[str, str]] = frozenset()
 
-PAGES = ("README.md", "SECURITY.md", "docs/*.md", "examples/*.md", "benchmarks/*.md", "helm/penstock/**/*.md")
+PAGES = ("README.md", "SECURITY.md", "docs/**/*.md", "examples/*.md", "benchmarks/*.md", "helm/penstock/**/*.md")
 TEXTS = (
     "Makefile", "pyproject.toml", ".env.example", "docker-compose*.yml", "docker/*", "examples/*.py",
     "helm/penstock/**/*.yaml", "helm/penstock/**/*.tpl", "helm/penstock/**/*.txt", "helm/penstock/**/*.json",

@@ -1,1 +1,1 @@
-"""Pictures of the dashboard, for the documentation."""
+"""Pictures of the dashboard and of a run's progress, for the documentation."""

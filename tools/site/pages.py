@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).parents[2]
@@ -30,12 +30,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     while waiting:
         path = waiting.pop()
         if not path.startswith(f"{DOCS}/"):
-            files.append(File.generated(config, uri_of(path), abs_src_path=str(ROOT / path)))
+            files.append(generated(path, config))
         if path.endswith(".md"):
             found = {target for target in linked(path) if (ROOT / target).is_file()} - seen
             seen |= found
             waiting += sorted(one for one in found if not one.startswith(f"{DOCS}/"))
     return files
+
+
+def generated(path: str, config: MkDocsConfig) -> File:
+    """A file of the repository as one of the site. Only the first page is in the nav, which the strict build has to know."""
+    file = File.generated(config, uri_of(path), abs_src_path=str(ROOT / path))
+    file.inclusion = InclusionLevel.INCLUDED if path == HOME else InclusionLevel.NOT_IN_NAV
+    return file
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

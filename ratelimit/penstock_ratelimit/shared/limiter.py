@@ -45,6 +45,7 @@ class SharedLimiter(QuotasLimiter):
         return {quota_id: dispatcher.stats() for quota_id, dispatcher in self._dispatchers.items()}
 
     async def aclose(self) -> None:
+        """See ``Limiter``. The client stays open."""
         self._closed = True
         if self._heart is not None:
             await cancel_and_wait(self._heart)

@@ -69,7 +69,7 @@ def write_answer(body: Mapping[str, Any], question: str) -> str:
     if kind == "json_schema" and isinstance(wanted, dict):
         given = wanted.get("json_schema")
         schema = given.get("schema") if isinstance(given, dict) else None
-        return orjson.dumps(instance(schema, _summary(subject))).decode()
+        return orjson.dumps(instance(schema, _summary(subject), str(body.get("model", "")))).decode()
     if kind == "json_object":
         return orjson.dumps({"category": _category(subject), "summary": _summary(subject)}).decode()
     return f"Category: {_category(subject)}\nSummary: {_summary(subject)}"

@@ -59,10 +59,13 @@ class Call:
     def _written(self) -> tuple[str, str]:
         body = self.body
         if self.endpoint == MESSAGES:
-            text = write_answer(messages.wanted(body), last_of(body, self.texts[0]))
+            text = write_answer({**messages.wanted(body), "model": self.model}, last_of(body, self.texts[0]))
             return messages.cut(body, *cut_answer(text, _max_tokens(body)))
         if self.endpoint == GENERATE:
-            return cut_answer(write_answer(gemini.wanted(body), gemini.last_of(body)), gemini.max_tokens(body))
+            return cut_answer(
+                write_answer({**gemini.wanted(body), "model": self.model}, gemini.last_of(body)),
+                gemini.max_tokens(body),
+            )
         return cut_answer(write_answer(body, last_of(body, self.texts[0])), _max_tokens(body))
 
     def output_tokens(self) -> int:

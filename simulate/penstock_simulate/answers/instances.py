@@ -7,12 +7,15 @@ It covers what answer schemas are written with, references and limits among it, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Final
 
 DEPTH: Final = 8  # objects, arrays and references inside one another that are filled; deeper ones are null
 ENDING: Final = 4  # from here on what may be null or empty is: schemas may refer to themselves
 ITEMS: Final = 1_000  # of one array, whatever it asks for
+UNSURE: Final = 4  # for one text in so many it depends on the model, too, which value of an enum is chosen
 TEXTS: Final[Mapping[str, str]] = {
     "date-time": "2026-01-01T00:00:00Z", "date": "2026-01-01", "time": "00:00:00Z", "duration": "P1D",
     "email": "anna@example.com", "hostname": "example.com", "ipv4": "192.0.2.1", "ipv6": "2001:db8::1",
@@ -21,14 +24,14 @@ TEXTS: Final[Mapping[str, str]] = {
 _NUMBERS: Final = ("integer", "number")
 
 
-def instance(schema: Any, text: str) -> Any:
-    """``text`` is what the strings of the answer say."""
-    return _Writer(schema, text).of(schema, DEPTH)
+def instance(schema: Any, text: str, model: str = "") -> Any:
+    """``text`` is what the strings of the answer say. Two models choose the same value of an enum for most texts, not for all."""
+    return _Writer(schema, text, model).of(schema, DEPTH)
 
 
 class _Writer:
-    def __init__(self, whole: Any, text: str) -> None:
-        self._whole, self._text = whole, text
+    def __init__(self, whole: Any, text: str, model: str) -> None:
+        self._whole, self._text, self._model = whole, text, model
 
     def of(self, schema: Any, depth: int) -> Any:
         if not isinstance(schema, dict) or depth == 0:
@@ -38,7 +41,7 @@ class _Writer:
         if "const" in schema:
             return schema["const"]
         if schema.get("enum"):
-            return schema["enum"][len(self._text) % len(schema["enum"])]
+            return self._choice(schema["enum"])
         for union in ("anyOf", "oneOf"):
             if schema.get(union):
                 return self.of(_chosen(schema[union], depth), depth)
@@ -63,6 +66,15 @@ class _Writer:
             case _:
                 return None
 
+    def _choice(self, values: Sequence[Any]) -> Any:
+        """The first one that the text names, else one that follows from the text and, for some texts, from the model."""
+        words = set(re.findall(r"[\w-]+", self._text.lower()))
+        named = next((value for value in values if isinstance(value, str) and value.lower() in words), None)
+        if named is not None:
+            return named
+        drawn = _number_of(self._text)
+        return values[(drawn if drawn % UNSURE else _number_of(self._model + self._text)) // UNSURE % len(values)]
+
     def _string(self, schema: dict[str, Any]) -> str:
         text = TEXTS.get(schema.get("format", ""), self._text).ljust(schema.get("minLength", 0), ".")
         return text[: schema.get("maxLength", len(text))]
@@ -84,6 +96,10 @@ class _Writer:
         for name in reference.removeprefix("#").split("/")[1:]:
             found = found.get(name) if isinstance(found, dict) else None
         return found
+
+
+def _number_of(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
 def _chosen(alternatives: list[Any], depth: int) -> Any:
