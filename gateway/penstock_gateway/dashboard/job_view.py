@@ -13,6 +13,7 @@ from penstock_gateway.dashboard.jobs_view import ago
 from penstock_gateway.dashboard.quotas_view import stops
 from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.pins import shown_uri
 from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.reporting.fixes import FIXES
@@ -350,7 +351,7 @@ def _effort(seen: JobSeenNow) -> list[str]:
 def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
     """What the job was submitted with, without what has no value."""
     spec = seen.job.spec
-    rows = [("source", str(seen.job.source.get("uri") or seen.job.source.get("kind") or ""))]
+    rows = [("source", shown_uri(seen.job.source) or str(seen.job.source.get("kind") or ""))]
     rows += [
         (name, f"{value:.6g}" if isinstance(value, float) else str(value))
         for name, value in spec.items()

@@ -12,7 +12,7 @@ from penstock_gateway.jobs import shapes
 from penstock_gateway.jobs.names import shown_key, tenant_of
 from penstock_ledger import OutcomeStore
 from penstock_ledger.model import Counts, Job
-from penstock_producer.pins import DOOR, UPLOADED
+from penstock_producer.pins import DOOR, UPLOADED, shown_uri
 from penstock_producer.reporting.account import Report
 from penstock_producer.reporting.gather import gathered
 
@@ -64,7 +64,7 @@ def _source(job: Job) -> dict[str, Any]:
     """Of an uploaded file its id, in the place of where this machine keeps it."""
     shown: dict[str, Any] = {name: job.source[name] for name in _SOURCE if name in job.source}
     if job.source.get(DOOR) == UPLOADED:
-        shown["uri"] = str(job.source.get("uri", "")).rpartition("/")[2].partition(".")[0]
+        shown["uri"] = shown_uri(job.source).partition(".")[0]
     return shown
 
 
