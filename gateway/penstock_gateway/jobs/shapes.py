@@ -97,7 +97,10 @@ class Usage(BaseModel):
     calls: int
     prompt_tokens: int
     completion_tokens: int
-    cost_usd: float = Field(description="Of what is priced; the report says whether all of it is.")
+    cost_usd: float | None = Field(
+        description="null where no price is known. In lists and events the sum of what has one, where some has; one job and "
+        "its report say null then."
+    )
 
 
 class JobShown(BaseModel):
@@ -211,6 +214,9 @@ class Replayed(BaseModel):
     object: Literal["replay"] = "replay"
     documents: int
     generation: int
+    note: str | None = Field(
+        None, description="Of a batch: what becomes of its files, and where the new outcomes are read."
+    )
 
 
 class LetterShown(BaseModel):
