@@ -10,7 +10,7 @@ from penstock_cli.disk import ENOUGH_BYTES, free_bytes, megabytes
 from penstock_cli.errors import UsageProblem
 
 COPIES: Final = 3
-"""Of an uploaded file, until its batch is done: the file, its answers in the ledger, and the output file of about the same size."""
+"""Of an uploaded file, until its batch is done: the file, its answers in the ledger, the output file; about as large each."""
 KEPT_FREE: Final = 128 * 1024 * 1024
 """That uploads leave free."""
 
