@@ -1,4 +1,4 @@
-"""A fleet that was told no limits, against the meters of `penstock simulate`: few 429s, counted in virtual time."""
+"""A fleet without declared limits, against the meters of `penstock simulate`: few 429s, counted in virtual time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The same advice for another surface: sentences name flags of the command line, where HTTP requests and pages have fields.
 
-Sentences are written once, with flags; here flags become the names of what they set. Quoted text is somebody's own and stays.
+Sentences are written once, with flags; here flags become the names of what they set. Quoted text is a user's own and stays.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import re
 from typing import Final
 
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.job.run_options import RUN_OPTIONS
 
 __all__ = ["over_http"]
 
-_SETTINGS: Final = {"concurrency": "the setting concurrency", "workers": "workers"}  # of whoever runs the workers
+_OF_PROVIDERS: Final = (
+    "base_url", "api_key_env", "profile", "rpm", "tpm", "itpm", "otpm", "usd_per_mtok_in", "usd_per_mtok_out",
+)  # fmt: skip
 _RULES: Final = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
@@ -27,9 +28,10 @@ _RULES: Final = tuple(
 _FLAG: Final = re.compile(r"--([a-z][a-z0-9-]*)")
 _SAID_TWICE: Final = re.compile(r"\b(\w+) \(\1\)")
 _QUOTED: Final = re.compile(r"('[^'\n]*'|\"[^\"\n]*\")")
-_FIELDS: Final = {option.name: option.field for option in OPTIONS.values()} | {
-    name.replace("_", "-"): _SETTINGS.get(name, f"the setting providers.NAME.{name}")
-    for name in RUN_OPTIONS.keys() - OPTIONS.keys() - {"out", "state", "sample", "no_progress", "api"}
+_FIELDS: Final = {
+    **{option.name: option.field for option in OPTIONS.values()},
+    **{name.replace("_", "-"): f"the setting providers.NAME.{name}" for name in _OF_PROVIDERS},
+    "concurrency": "the setting concurrency",
 }
 
 
