@@ -14,7 +14,7 @@ from penstock_ledger import DeadLetter, ItemKey, JobStore, OutcomeStore, Result,
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway-jobs.md"
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PRELUDE = "set -e -o pipefail\ncurl() { command curl -sS --fail-with-body --max-time 20 \"$@\"; }\n"
+PRELUDE = 'set -e -o pipefail\ncurl() { command curl -sS --fail-with-body --max-time 20 "$@"; }\n'
 WITHOUT_END = "/events"  # no worker is at it, so it does not end
 
 
