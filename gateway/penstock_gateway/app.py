@@ -21,6 +21,7 @@ from penstock_gateway.callers.gate import Gate
 from penstock_gateway.callers.known_keys import KnownKeys
 from penstock_gateway.checks.bodies import Bodies
 from penstock_gateway.checks.paths import Paths
+from penstock_gateway.checks.room import Room
 from penstock_gateway.envelopes.errors import refused_for
 from penstock_gateway.envelopes.shapes import answer_to
 from penstock_gateway.jobs.watches import Watches
@@ -80,6 +81,7 @@ def create_app(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) ->
     for kind in (PenstockError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer)
     app.add_middleware(Bodies, door=settings.gateway)  # the last one here is the first that a request passes
+    app.add_middleware(Room, settings=settings)
     app.add_middleware(Gate)
     app.add_middleware(Paths)
     app.add_middleware(RequestIds)

@@ -63,6 +63,9 @@ class GatewayFields(BaseModel):
     # Names besides loopback's that requests may be addressed to while there are no keys: a page of another site, whose name was
     # pointed at this machine, must not reach the doors through a browser.
     hosts: tuple[str, ...] = ()
+    # Balancers and proxies in front of these doors, as addresses and networks: 10.0.0.0/8. What they write into X-Forwarded-For
+    # is who asks, where wrong API keys are counted; from anywhere else that header says nothing.
+    trusted_proxies: tuple[str, ...] = ()
     files: str = "penstock-files"  # folder or s3://bucket/prefix for uploads and what batches write
     # Of one uploaded file: what OpenAI takes for a batch.
     max_upload_bytes: Annotated[int, Field(ge=1024, le=1024**4)] = 200 * MIB
@@ -107,6 +110,16 @@ class GatewayFields(BaseModel):
             except (OSError, ssl.SSLError) as error:
                 raise ValueError(f"give a PEM file of certificates: {error.strerror or error}") from None
         return path
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise ValueError(f"{proxy!r} is no address and no network; write 10.0.0.5 or 10.0.0.0/8") from None
+        return proxies
 
     @field_validator("files")
     @classmethod

@@ -24,6 +24,7 @@ __all__ = [
     "SUBMITTED_BY",
     "UPLOADED",
     "content_of",
+    "shown_uri",
 ]
 
 AWAITED: Final = "awaited"  # of an open job: callers wait for its answers
@@ -47,6 +48,12 @@ _BESIDE_CONTENT: Final = frozenset({
     "mtime_ns", "max_line_bytes", "max_body_bytes", AWAITED, DOOR, ESTIMATE, FILES, MEDIA_NEWEST, MEMBERS, NEWEST, PREPARED,
     SAMPLE_OF, SEGMENTS, STARTED_BY, SUBMITTED_BY,
 })  # fmt: skip
+
+
+def shown_uri(pin: Mapping[str, Any]) -> str:
+    """Where the source lies, as its submitter may know it: of an uploaded file the name, not where this machine keeps it."""
+    uri = str(pin.get("uri", ""))
+    return uri.rpartition("/")[2] if pin.get(DOOR) == UPLOADED else uri
 
 
 def content_of(pin: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,22 @@ def test_wrong_keys_from_one_address_are_bounded(tmp_path: Path, redis_server: R
         assert asked(f"{url}/v1/who", **bearer(secret)).status == 200
 
 
+def test_a_bad_caller_behind_a_balancer_locks_out_no_one_else(tmp_path: Path, redis_server: RedisServer) -> None:
+    """Wrong keys count for the address that a trusted proxy names, whatever the caller has written before it."""
+    settings = door_settings(tmp_path, redis_server.url)
+    trusting = settings.gateway.model_copy(update={"trusted_proxies": ("127.0.0.1",)})
+    secret = new_key(settings, "shop", "read")
+    wrong = bearer("sk-penstock-" + "a" * 43)
+    with door(settings.model_copy(update={"gateway": trusting}), extra=[rooms]) as url:
+        bad = [
+            asked(f"{url}/v1/who", **wrong, x_forwarded_for=f"198.51.100.{n}, 203.0.113.7").status
+            for n in range(TRIES_MAX + 1)
+        ]
+        assert bad == [401] * TRIES_MAX + [429]
+        assert asked(f"{url}/v1/who", **wrong, x_forwarded_for="203.0.113.8").status == 401
+        assert asked(f"{url}/v1/who", **bearer(secret), x_forwarded_for="203.0.113.8").status == 200
+
+
 def test_requests_per_minute_are_counted_for_a_tenant(url: str, settings: GatewaySettings) -> None:
     """429 with the time to wait once a tenant has had its minute, by whichever of its keys; others go on."""
     first, second = (new_key(settings, "busy", "read", requests_per_minute=3) for _ in range(2))

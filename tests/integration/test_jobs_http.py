@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from door_objects import batch
 from doors import door, door_settings, new_key
 from fleet import Fleet
-from jobs_api import SPEC, Client, place, settings_with_roots, settle, submitted, uploaded
+from jobs_api import ROWS, SPEC, Client, place, settings_with_roots, settle, submitted, uploaded
 from sqlalchemy import update
 
 from penstock_gateway.backend import Backend
@@ -29,11 +30,13 @@ from penstock_ledger import (
     ItemKey,
     JobState,
     JobStore,
+    MadeWith,
     OutcomeStore,
+    Provenance,
     Result,
     open_database,
 )
-from penstock_ledger.sql.tables import door_files
+from penstock_ledger.sql.tables import door_batches, door_files
 from penstock_producer import Producer
 
 
@@ -253,6 +256,69 @@ def test_dead_letters_are_listed_shown_and_replayed(api: Client, settings: Gatew
     earlier = api.get(f"{job}/dead-letters", generation=1).json["data"]
     assert len(earlier) == 5
     assert api.post(f"{job}/replay", {"reason": "timeout"}).json["code"] == "nothing_to_replay"
+
+
+def test_where_an_uploaded_file_lies_is_told_to_no_one(api: Client, settings: GatewaySettings) -> None:
+    """Job, report, dead letters of bad rows, refusals and pages have the id of the file, and no folder of the server."""
+    file_id = uploaded(api, ROWS + b"not json\n")
+    refused = api.post("/v1/jobs", {**SPEC, "source": file_id})
+    assert (refused.status, refused.json["code"]) == (400, "too_many_bad_rows")
+    assert "--" not in refused.json["detail"]
+    job_id = api.post("/v1/jobs", {**SPEC, "source": file_id, "max_bad_rows": 1}).json["id"]
+    (letter,) = api.get(f"/v1/jobs/{job_id}/dead-letters").json["data"]
+    assert letter["last_error"].startswith(f"{file_id}.jsonl line 7: invalid_json_line")
+    assert api.get(f"/v1/jobs/{job_id}").json["source"]["uri"] == file_id
+    doc = urllib.parse.quote(letter["doc_id"])
+    pages = ("", "/letters", "/answers", f"/letter?doc={doc}")
+    answers = [refused, *(api.get(f"/v1/jobs/{job_id}{path}") for path in ("", "/report", "/dead-letters", "/results"))]
+    answers += [api.get(f"/ui/jobs/{job_id}{path}") for path in pages]
+    assert [one.status for one in answers] == [400] + [200] * 8
+    folder = settings.gateway.files.encode()
+    assert [one.raw for one in answers if folder in one.raw] == []
+    assert file_id.encode() in answers[5].raw
+
+
+def test_a_cost_that_no_one_knows_is_null(api: Client, settings: GatewaySettings, db: Database) -> None:
+    """Answers without a price are not free: null in the list, of the job and in its report, and unknown on its pages."""
+    job_id = submitted(api, settings)["id"]
+    assert api.get(f"/v1/jobs/{job_id}").json["usage"]["cost_usd"] == 0  # nothing was asked yet
+    body = b'{"choices": [{"message": {"content": "ok"}}]}'
+    free = Result(ItemKey(job_id, 1, "d0"), 200, body, None, "gpt-x", "stop", 5, 2, 0, 10, 1, 1)
+    made = MadeWith(1, "api", "default", "1.0.0", "", model="gpt-x")
+    Provenance(db).note([(job_id, made)])
+    OutcomeStore(db).settle([free], [])
+    job = api.get(f"/v1/jobs/{job_id}").json
+    assert job["usage"]["prompt_tokens"] == 5
+    (listed,) = [one for one in api.get("/v1/jobs").json["data"] if one["id"] == job_id]
+    report = api.get(f"/v1/jobs/{job_id}/report").json
+    paused = api.post(f"/v1/jobs/{job_id}/pause").json
+    costs = [job["usage"]["cost_usd"], listed["usage"]["cost_usd"], paused["usage"]["cost_usd"], report["cost_usd"]]
+    assert costs == [None] * 4
+    for page in (f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/limit", "/ui/spending"):
+        assert b"unknown" in api.get(page).raw
+
+
+def test_a_replay_says_what_becomes_of_the_batch_behind_it(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """Its files stay as they are, and the answer names where the new outcome is read; of other jobs there is nothing to say."""
+    plain = submitted(api, settings)["id"]
+    settle(db, plain, 1, dead=1)
+    assert api.post(f"/v1/jobs/{plain}/replay", {}).json["note"] is None
+    batch_id = batch(db, settings, "")
+    with Producer(settings, database=db) as producer:
+        job_id = producer.submit(place(settings), SPEC, job_key=batch_id).job_id
+    settle(db, job_id, 1, dead=2)
+    ended = update(door_batches).where(door_batches.c.batch_id == batch_id).values(job_id=job_id, state="completed")
+    db.write(lambda connection: connection.execute(ended))
+    asking = api.get(f"/ui/jobs/{job_id}/replay", reason="http_400").raw.decode()
+    note = api.post(f"/v1/jobs/{job_id}/replay", {"doc_ids": ["d1"]}).json["note"]
+    assert note == (
+        f"Batch {batch_id} has ended: its output and error files, its counts and its state stay as they are. The new "
+        f"outcomes: GET /v1/jobs/{job_id}/results"
+    )
+    assert note in asking
+    assert note in api.get(f"/ui/jobs/{job_id}/letters", done="replay-one").raw.decode()
 
 
 def test_documents_are_pushed_into_an_open_job(api: Client) -> None:

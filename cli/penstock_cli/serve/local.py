@@ -18,6 +18,7 @@ from penstock_cli.run.interrupts import Interrupts
 from penstock_cli.run.services import Services
 from penstock_cli.serve.doors import Doors
 from penstock_cli.serve.request import ServeRequest, door_settings, lanes_of, settings_of, worker_lanes
+from penstock_cli.serve.room import room_line
 from penstock_cli.serve.watch import Watch
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
@@ -43,6 +44,8 @@ def serve_local(request: ServeRequest, standby: Standby) -> int:
             state = StateFolder.create(request.state)
             with state.locked():
                 settings = door_settings(request, state.files)
+                if (told := room_line(state.root, settings.gateway.max_upload_bytes)) is not None:
+                    progress.say(told)
                 _make_ledger(state)
                 _refuse_open_door(settings, request, state)
                 interrupts.defer()

@@ -31,6 +31,7 @@ class Watch:
         self._services = services
         self._doors = doors
         self._progress = progress
+        self._root = state.root
         self._jobs = services.books.jobs
         self._disk = DiskGuard([state.root], hold=self._hold, go_on=self._go_on)
         self._away_since: float | None = None
@@ -104,7 +105,8 @@ class Watch:
 
     def _hold(self, why: str) -> bool:
         """Let all jobs that run wait for space; what is asked already is answered and kept."""
-        return self._moved(JobState.RUNNING, JobState.PAUSED, why)
+        told = why.replace(str(self._root), "the server")  # tenants read the reason
+        return self._moved(JobState.RUNNING, JobState.PAUSED, told)
 
     def _go_on(self) -> bool:
         return self._moved(JobState.PAUSED, JobState.RUNNING, None)

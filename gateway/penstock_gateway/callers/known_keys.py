@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from starlette.requests import HTTPConnection
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.callers.addresses import Proxies
 from penstock_gateway.callers.caller import OPERATOR, Caller
 from penstock_gateway.callers.failed_tries import FailedTries
 from penstock_gateway.callers.secret_keys import secret_in
@@ -43,6 +44,7 @@ class KnownKeys:
         self._any_made = False
         self._none_until = 0.0
         self._failed = FailedTries()
+        self._proxies = Proxies(backend.settings.gateway.trusted_proxies)
         self._session_secret: str | None = None
 
     async def found(self, connection: HTTPConnection, *, by_session: bool = False) -> Found:
@@ -73,7 +75,7 @@ class KnownKeys:
     async def _of_secret(self, secret: str, connection: HTTPConnection) -> ApiKey:
         key = self._recalled(secret)
         if key is None:
-            address, now = (connection.client.host if connection.client else ""), time.monotonic()
+            address, now = self._proxies.caller_of(connection), time.monotonic()
             was_right = secret in self._remembered  # others behind the same proxy must not keep its owner waiting
             wait_s = 0.0 if was_right else self._failed.wait_s(address, now)
             if wait_s > 0:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from penstock_gateway.batches.replayed import batch_note
 from penstock_gateway.dashboard.forms import check_form, read_form
 from penstock_gateway.dashboard.letter_pages import EDIT_MAX, letter_of, letter_page
 from penstock_gateway.dashboard.letters_view import GROUPED_MAX, members
@@ -22,7 +23,9 @@ from penstock_ledger import Job, JobNotReplayable, NothingToReplay, letter_lines
 from penstock_producer import SpecError
 from penstock_producer.job.durations import seconds_of
 from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.text import count, one_line, usd
+from penstock_producer.reporting.prices import spent
+from penstock_producer.reporting.surfaces import over_http
+from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["DONE", "router"]
 
@@ -86,7 +89,7 @@ async def limit(request: Request, viewer: Writer, job_id: str) -> Response:
             viewer.backend.producer.limit, job.job_id, budget_usd=budget, deadline_s=deadline
         )
     except (SpecError, ValueError) as error:
-        fault = error.public_message if isinstance(error, SpecError) else str(error)
+        fault = over_http(error.public_message) if isinstance(error, SpecError) else str(error)
         return await _limit_page(request, viewer, job, form, fault=fault)
     return _to_job(job, "limit" if changed else "unchanged")
 
@@ -113,7 +116,7 @@ async def replay(request: Request, viewer: Writer, job_id: str) -> Response:
     try:
         await viewer.backend.run(send)
     except (SpecError, JobNotReplayable, NothingToReplay) as error:
-        return await _replay_page(request, viewer, job, reason, words, chosen, fault=error.public_message)
+        return await _replay_page(request, viewer, job, reason, words, chosen, fault=over_http(error.public_message))
     return RedirectResponse(f"/ui/jobs/{job.job_id}/letters?done=replay", 303)
 
 
@@ -132,7 +135,7 @@ async def replay_one(request: Request, viewer: Writer, job_id: str) -> Response:
     try:
         await viewer.backend.run(send)
     except (SpecError, JobNotReplayable, NothingToReplay) as error:
-        return await letter_page(request, viewer, job, doc_id, fault=error.public_message, typed=typed)
+        return await letter_page(request, viewer, job, doc_id, fault=over_http(error.public_message), typed=typed)
     except ValueError as error:
         fault = f"The request is not valid JSON: {one_line(str(error), 200)}"
         return await letter_page(request, viewer, job, doc_id, fault=fault, typed=typed)
@@ -203,8 +206,8 @@ async def _limit_page(
               typed.get("deadline", "" if deadline is None else f"{deadline:g}s")),
     ]  # fmt: skip
     counts = await viewer.backend.run(viewer.desk.outcomes.counts, job.job_id)
-    spent = counts.cost_microusd / MICRO
-    asked = Asked("Limits", [f"{usd(spent)} are spent so far."], "Set the limits")
+    so_far = spent(counts.cost_microusd / MICRO, counts.prompt_tokens + counts.completion_tokens)
+    asked = Asked("Limits", [f"Spent so far: {so_far}."], "Set the limits")
     return _confirm(request, viewer, job, "limit", asked, fields=fields, fault=fault, status=400 if fault else 200)
 
 
@@ -212,9 +215,14 @@ async def _replay_page(
     request: Request, viewer: Viewer, job: Job, reason: str, words: str, typed: Mapping[str, str], fault: str = ""
 ) -> Response:
     documents = await viewer.backend.run(_members, viewer, job, reason, words)
+    note = await viewer.backend.run(batch_note, viewer.desk.database, job)
     told = [f"{one_line(reason, 120)}: {words}" if words else one_line(reason, 120)]
     number = "1 document is" if len(documents) == 1 else f"{count(len(documents))} documents are"
-    asked = Asked("Replay", [*told, f"{number} sent again, as a new generation."], f"Replay {count(len(documents))}")
+    asked = Asked(
+        "Replay",
+        [*told, f"{number} sent again, as a new generation.", *filter(None, [note])],
+        f"Replay {count(len(documents))}",
+    )
     fields = [
         Field("model", "Another model", "Empty: the one that was asked.", typed.get("model", "")),
         Field("prompt", "Another prompt", "{prompt} stands for the text that was sent, as in: Answer in JSON. {prompt}",

@@ -11,7 +11,9 @@ from typing import Final, NamedTuple
 from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.jobs_view import ago
 from penstock_gateway.dashboard.quotas_view import stops
+from penstock_gateway.jobs.names import shown_source, told_of
 from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
+from penstock_ledger import Job
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_producer.reporting.feeders import feeders_line
@@ -20,6 +22,7 @@ from penstock_producer.reporting.origin import from_job_line, started_by_line
 from penstock_producer.reporting.pauses import pause_lines
 from penstock_producer.reporting.prices import usd_or_unknown
 from penstock_producer.reporting.reasons import cause_line, in_hooks, latest_cause, retried_line, unserved
+from penstock_producer.reporting.surfaces import over_http
 from penstock_producer.reporting.text import argument, count, duration, one_line, percent, rate, usd
 from penstock_producer.reporting.words import (
     batches_line,
@@ -185,11 +188,10 @@ def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
     """The most serious first."""
     job, key = seen.job, argument(seen.job.job_key)
     if job.state == "failed":
-        yield Note("bad", f"The job has failed: {one_line(job.reason or 'no reason was recorded', REASON_CHARS)}")
+        yield Note("bad", f"The job has failed: {_why(job)}")
     elif job.state == "paused":
         waits, _, command = " ".join(pause_lines(job, seen.in_state, now)).partition(":  ")
-        why = one_line(job.reason or "no reason was recorded", REASON_CHARS)
-        yield Note("warn", f"Paused: {why}", waits[:1].upper() + waits[1:], command)
+        yield Note("warn", f"Paused: {_why(job)}", waits[:1].upper() + waits[1:], command)
     elif job.state == "cancelling":
         yield Note("warn", "The job is being cancelled: what has not begun becomes dead letters `cancelled`.")
     if seen.redis_is_away and not job.state.final:
@@ -199,6 +201,10 @@ def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
         )  # fmt: skip
     if job.state == "running":
         yield from _slow(seen, now, key)
+
+
+def _why(job: Job) -> str:
+    return one_line(told_of(job, job.reason) or "no reason was recorded", REASON_CHARS)
 
 
 def _slow(seen: JobSeenNow, now: float, key: str) -> Iterator[Note]:
@@ -223,7 +229,9 @@ def _all_alike(seen: JobSeenNow) -> Note | None:
         return None
     reason = next(iter(report.dead_by_reason))
     text = f"The first {count(report.dead)} documents all failed alike: {one_line(reason)}."
-    return Note("bad", text, FIXES.get(reason, "Look at one of its dead letters, which says what the provider said."))
+    return Note(
+        "bad", text, over_http(FIXES.get(reason, "Look at one of its dead letters, which says what the provider said."))
+    )
 
 
 def _tiles(seen: JobSeenNow, now: float) -> list[Tile]:
@@ -310,7 +318,7 @@ def _reasons(seen: JobSeenNow) -> list[Reason]:
             count(number),
             percent(number, seen.report.dead),
             parts([("bad", number)], most),
-            FIXES.get(reason, ""),
+            over_http(FIXES.get(reason, "")),
         )
         for reason, number in rows[:REASONS_SHOWN]
     ]
@@ -350,7 +358,7 @@ def _effort(seen: JobSeenNow) -> list[str]:
 def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
     """What the job was submitted with, without what has no value."""
     spec = seen.job.spec
-    rows = [("source", str(seen.job.source.get("uri") or seen.job.source.get("kind") or ""))]
+    rows = [("source", shown_source(seen.job) or str(seen.job.source.get("kind") or ""))]
     rows += [
         (name, f"{value:.6g}" if isinstance(value, float) else str(value))
         for name, value in spec.items()

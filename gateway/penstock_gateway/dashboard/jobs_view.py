@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlencode
 
+from penstock_gateway.jobs.names import told_of
 from penstock_gateway.pages.chart import Part, parts
 from penstock_ledger import Counts, Job, JobPage, JobPlace, JobState
 from penstock_producer.reporting.money import MICRO
@@ -61,7 +62,7 @@ def _row(job: Job, figures: Counts, now: float) -> JobRow:
         job_id=job.job_id,
         key=one_line(job.job_key, KEY_CHARS),
         state=str(job.state),
-        reason=one_line(job.reason or "", REASON_CHARS),
+        reason=one_line(told_of(job, job.reason), REASON_CHARS),
         tenant=one_line(str(job.spec.get("tenant") or "")),
         model=one_line(str(job.spec.get("model") or "")),
         lane=one_line(job.lane),

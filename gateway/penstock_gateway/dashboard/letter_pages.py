@@ -12,9 +12,11 @@ from penstock_gateway.dashboard.letters_view import LetterRow
 from penstock_gateway.dashboard.one_job import head_of
 from penstock_gateway.dashboard.pages import page
 from penstock_gateway.dashboard.viewer import Viewer
+from penstock_gateway.jobs.names import told_of
 from penstock_gateway.refused import not_found
 from penstock_ledger import DeadLetter, Job
 from penstock_producer.reporting.fixes import FIXES
+from penstock_producer.reporting.surfaces import over_http
 from penstock_producer.reporting.text import count, counted, one_line
 from penstock_producer.reporting.words import moment
 
@@ -32,7 +34,7 @@ async def letter_page(
         return letter_of(viewer, job, doc_id), viewer.desk.outcomes.counts(job.job_id).dead
 
     letter, dead = await viewer.backend.run(read)
-    values = _values(letter) | ({} if typed is None else {"body": typed})
+    values = _values(job, letter) | ({} if typed is None else {"body": typed})
     status = 400 if fault else 200
     return page("letter.html.jinja", viewer, request, status=status, job=head_of(job, dead), fault=fault, **values)
 
@@ -45,7 +47,7 @@ def letter_of(viewer: Viewer, job: Job, doc_id: str) -> DeadLetter:
     return outcome
 
 
-def _values(letter: DeadLetter) -> dict[str, Any]:
+def _values(job: Job, letter: DeadLetter) -> dict[str, Any]:
     row = LetterRow(
         letter.key.doc_id,
         one_line(letter.key.doc_id, 512),
@@ -63,9 +65,9 @@ def _values(letter: DeadLetter) -> dict[str, Any]:
         facts.append(moment(letter.created_at))
     return {
         "letter": row,
-        "error": shown(letter.last_error),
+        "error": shown(told_of(job, letter.last_error)),
         "facts": " · ".join(facts),
-        "fix": FIXES.get(letter.reason, ""),
+        "fix": over_http(FIXES.get(letter.reason, "")),
         "prompt": prompt_of(letter.request) if letter.request else [],
         "response": shown(json_text(letter.response)),
         "body": json_text(letter.request) if len(letter.request) <= EDIT_MAX else None,

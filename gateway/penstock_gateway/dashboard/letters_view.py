@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from penstock_gateway.jobs.names import told_of
 from penstock_gateway.pages.chart import Part, parts
-from penstock_ledger import LetterLine
+from penstock_ledger import Job, LetterLine
 from penstock_producer.reporting.fixes import FIXES
+from penstock_producer.reporting.surfaces import over_http
 from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["GROUPED_MAX", "Group", "LetterRow", "alike", "groups", "letter_rows", "members"]
@@ -52,7 +54,7 @@ class Group(NamedTuple):
     fix: str
 
 
-def letter_rows(lines: Iterable[LetterLine]) -> list[LetterRow]:
+def letter_rows(job: Job, lines: Iterable[LetterLine]) -> list[LetterRow]:
     return [
         LetterRow(
             line.doc_id,
@@ -60,7 +62,7 @@ def letter_rows(lines: Iterable[LetterLine]) -> list[LetterRow]:
             line.reason,
             count(line.attempts),
             "" if line.status_code is None else str(line.status_code),
-            one_line(line.last_error, ERROR_CHARS),
+            one_line(told_of(job, line.last_error), ERROR_CHARS),
             line.replayable,
         )
         for line in lines
@@ -88,7 +90,7 @@ def groups(lines: Iterable[LetterLine]) -> list[Group]:
             parts([("bad", len(same))], most),
             same[0].doc_id,
             sum(line.replayable for line in same),
-            FIXES.get(reason, ""),
+            over_http(FIXES.get(reason, "")),
         )
         for (reason, same_words), same in ordered[:GROUPS_SHOWN]
     ]

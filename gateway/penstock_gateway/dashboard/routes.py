@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from penstock_gateway.batches.replayed import batch_note
 from penstock_gateway.dashboard import actions, sign_in
 from penstock_gateway.dashboard.answers import answered, sample
 from penstock_gateway.dashboard.job_view import job_view
@@ -118,11 +119,15 @@ async def letters(request: Request, viewer: Reader, job_id: str) -> Response:
             "reasons": sorted(counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0]))[:REASONS_SHOWN],
             "groups": groups(first),
             "grouped_of": GROUPED_MAX if whole > GROUPED_MAX else 0,
-            "rows": letter_rows(lines),
+            "rows": letter_rows(found, lines),
             "after": _letters_after(found, reason, lines[-1]) if len(shown) > LETTERS_SHOWN else "",
         }
 
-    said = actions.DONE.get(given.get("done", ""), "")
+    done = given.get("done", "")
+    said = actions.DONE.get(done, "")
+    if done in ("replay", "replay-one"):
+        note = await viewer.backend.run(batch_note, viewer.desk.database, found)
+        said = f"{said} {note}" if note else said
     values = await viewer.backend.run(read)
     return page("letters.html.jinja", viewer, request, **values, reason=reason, further=after is not None, done=said)
 

@@ -55,6 +55,7 @@ from penstock_producer import (
     TemplateError,
     TooManyBadRows,
 )
+from penstock_producer.reporting.surfaces import over_http
 
 __all__ = ["ERRORS", "refused_for"]
 
@@ -141,12 +142,13 @@ def _of_penstock(error: PenstockError) -> Refused:
         return Refused(503, "a server behind this one does not answer; try again", code=code, headers=headers)
     if isinstance(error, SpecError) and error.problems:
         first = error.problems[0]
-        return Refused(400, error.public_message, code=first.code, param=_dotted(first.pointer), problems=_told(error))
+        message = over_http(error.public_message)
+        return Refused(400, message, code=first.code, param=_dotted(first.pointer), problems=_told(error))
     if isinstance(error, ContentError):
-        return Refused(400, error.public_message, code=error.code)
+        return Refused(400, over_http(error.public_message), code=error.code)
     if isinstance(error, JobNotFound):
         return Refused(404, f"No such job: {error.name[:80]!r}", code=code, param="job")
-    return Refused(status, error.public_message, code=code)
+    return Refused(status, over_http(error.public_message), code=code)
 
 
 def _told(error: SpecError) -> list[dict[str, str]]:
@@ -155,8 +157,8 @@ def _told(error: SpecError) -> list[dict[str, str]]:
         {
             "code": problem.code,
             "pointer": problem.pointer,
-            "message": problem.message if problem.public_message == str(problem) else "the value is refused",
-            "fix": problem.fix,
+            "message": over_http(problem.message) if problem.public_message == str(problem) else "the value is refused",
+            "fix": over_http(problem.fix),
         }
         for problem in error.problems[:PROBLEMS_MAX]
     ]

@@ -15,6 +15,7 @@ import redis
 from fastapi import APIRouter, Query, Request
 
 from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.batches.replayed import batch_note
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.letter_shapes import Replay, Replayed
 from penstock_gateway.jobs.names import Writer, find_job, shown_key
@@ -88,7 +89,7 @@ async def replay(request: Request, job: str, given: Replay, caller: Writer) -> R
         )
         now = JobStore(backend.database).get(found.job_id)
         _tell_workers(backend, now)
-        return Replayed(documents=number, generation=now.generation)
+        return Replayed(documents=number, generation=now.generation, note=batch_note(backend.database, now))
 
     return await backend.run(again)
 

@@ -36,6 +36,9 @@ class Replayed(BaseModel):
     object: Literal["replay"] = "replay"
     documents: int
     generation: int
+    note: str | None = Field(
+        None, description="Of a batch: what becomes of its files, and where the new outcomes are read."
+    )
 
 
 class LetterShown(BaseModel):

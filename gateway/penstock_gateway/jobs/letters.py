@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
@@ -13,11 +14,11 @@ from starlette.responses import Response, StreamingResponse
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.jobs.cursors import decoded, encoded
 from penstock_gateway.jobs.letter_shapes import Letter, LetterList, LetterShown
-from penstock_gateway.jobs.names import Reader, find_job
+from penstock_gateway.jobs.names import Reader, find_job, told_of
 from penstock_gateway.jobs.results import NDJSON, streamed, with_cursor
 from penstock_gateway.refused import not_found
 from penstock_ledger import OutcomeStore
-from penstock_ledger.model import DeadLetter
+from penstock_ledger.model import DeadLetter, Job
 from penstock_producer.accepting.sampling import input_line
 from penstock_producer.outputs import error_line
 
@@ -65,7 +66,7 @@ async def list_letters(
         more = len(shown) > limit
         last = shown[limit - 1].key if more else None
         return LetterList(
-            data=[LetterShown(**_fields(letter)) for letter in shown[:limit]],
+            data=[LetterShown(**_fields(found, letter)) for letter in shown[:limit]],
             next=None if last is None else encoded(last.generation, last.doc_id),
         )
 
@@ -103,7 +104,7 @@ async def export_letters(
         if form == "requests":
             letters = (letter for letter in letters if letter.request)
         endpoint = str(found.spec["endpoint"])
-        return (_exported(letter, endpoint if form == "requests" else None) for letter in letters)
+        return (_exported(found, letter, endpoint if form == "requests" else None) for letter in letters)
 
     return await streamed(backend, begin, limit)
 
@@ -114,29 +115,32 @@ async def show_letter(request: Request, job: str, doc_id: str, caller: Reader) -
     backend = backend_of(request)
 
     def look() -> Letter:
-        return _letter(backend, find_job(backend, caller, job).job_id, doc_id)
+        return _letter(backend, find_job(backend, caller, job), doc_id)
 
     return await backend.run(look)
 
 
-def _letter(backend: Backend, job_id: str, doc_id: str) -> Letter:
-    found = OutcomeStore(backend.database).get(job_id, doc_id)
+def _letter(backend: Backend, job: Job, doc_id: str) -> Letter:
+    found = OutcomeStore(backend.database).get(job.job_id, doc_id)
     if not isinstance(found, DeadLetter):
         raise not_found("dead letter", doc_id)
-    return Letter(**_fields(found), request=_readable(found.request), response=_readable(found.response))
+    return Letter(**_fields(job, found), request=_readable(found.request), response=_readable(found.response))
 
 
-def _exported(letter: DeadLetter, endpoint: str | None) -> bytes:
+def _exported(job: Job, letter: DeadLetter, endpoint: str | None) -> bytes:
     """A line of `errors.jsonl`; with an ``endpoint`` a line of input."""
-    line = error_line(letter) if endpoint is None else input_line(letter.key.doc_id, letter.request, endpoint)
+    if endpoint is None:
+        line = error_line(replace(letter, last_error=told_of(job, letter.last_error)))
+    else:
+        line = input_line(letter.key.doc_id, letter.request, endpoint)
     return with_cursor(line, encoded(letter.key.generation, letter.key.doc_id))
 
 
-def _fields(letter: DeadLetter) -> dict[str, Any]:
+def _fields(job: Job, letter: DeadLetter) -> dict[str, Any]:
     return {
         "doc_id": letter.key.doc_id, "generation": letter.key.generation, "reason": letter.reason,
         "attempts": letter.attempts, "calls": letter.calls, "status_code": letter.status_code,
-        "last_error": letter.last_error, "line": letter.line, "created_at": letter.created_at,
+        "last_error": told_of(job, letter.last_error), "line": letter.line, "created_at": letter.created_at,
     }  # fmt: skip
 
 

@@ -96,7 +96,10 @@ class Usage(BaseModel):
     calls: int
     prompt_tokens: int
     completion_tokens: int
-    cost_usd: float = Field(description="Of what is priced; the report says whether all of it is.")
+    cost_usd: float | None = Field(
+        description="null where no price is known. In lists and events the sum of what has one, where some has; one job and "
+        "its report say null then."
+    )
 
 
 class JobShown(BaseModel):

@@ -9,12 +9,12 @@ import redis
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.jobs import shapes
-from penstock_gateway.jobs.names import shown_key, tenant_of
+from penstock_gateway.jobs.names import shown_key, shown_source, tenant_of, told_of
 from penstock_ledger import OutcomeStore
 from penstock_ledger.model import Counts, Job
-from penstock_producer.pins import DOOR, UPLOADED
 from penstock_producer.reporting.account import Report
 from penstock_producer.reporting.gather import gathered
+from penstock_producer.reporting.prices import known_cost
 
 __all__ = ["counted", "detailed", "job_shown", "remaining", "report_of"]
 
@@ -36,8 +36,10 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     """Blocks."""
     counts, report = OutcomeStore(backend.database).counts(job.job_id), report_of(backend, job)
     left, rate = remaining(job, counts), report.items_per_second
+    fields = _fields(job, counts)
+    fields["usage"]["cost_usd"] = report.cost_usd
     return shapes.JobDetails(
-        **_fields(job, counts),
+        **fields,
         items_per_second=rate,
         eta_s=round(left / rate, 1) if left and rate > 0 and not job.state.final else None,
         retries=report.retries,
@@ -61,11 +63,8 @@ def remaining(job: Job, counts: Counts) -> int | None:
 
 
 def _source(job: Job) -> dict[str, Any]:
-    """Of an uploaded file its id, in the place of where this machine keeps it."""
     shown: dict[str, Any] = {name: job.source[name] for name in _SOURCE if name in job.source}
-    if job.source.get(DOOR) == UPLOADED:
-        shown["uri"] = str(job.source.get("uri", "")).rpartition("/")[2].partition(".")[0]
-    return shown
+    return shown | {"uri": shown_source(job)} if "uri" in shown else shown
 
 
 def _stats(backend: Backend, job: Job) -> Mapping[str, int]:
@@ -78,7 +77,8 @@ def _stats(backend: Backend, job: Job) -> Mapping[str, int]:
 
 def _fields(job: Job, counts: Counts) -> dict[str, Any]:
     return {
-        "id": job.job_id, "job": shown_key(job), "tenant": tenant_of(job), "state": str(job.state), "reason": job.reason,
+        "id": job.job_id, "job": shown_key(job), "tenant": tenant_of(job), "state": str(job.state),
+        "reason": told_of(job, job.reason) or None,
         "resume_at": job.resume_at, "generation": job.generation, "lane": job.lane,
         "open": job.total is None and not job.state.final, "created_at": job.created_at, "finished_at": job.finished_at,
         "counts": {
@@ -87,6 +87,8 @@ def _fields(job: Job, counts: Counts) -> dict[str, Any]:
         },
         "usage": {
             "calls": counts.calls, "prompt_tokens": counts.prompt_tokens, "completion_tokens": counts.completion_tokens,
-            "cost_usd": round(counts.cost_microusd / _MICRO, 6),
+            "cost_usd": known_cost(
+                round(counts.cost_microusd / _MICRO, 6), counts.prompt_tokens + counts.completion_tokens
+            ),
         },
     }  # fmt: skip

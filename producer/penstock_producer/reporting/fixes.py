@@ -8,7 +8,8 @@ from typing import Final
 __all__ = ["FIXES"]
 
 _REQUEST: Final = (
-    "correct what the provider names: penstock preview shows the requests, and dlq replay --set NAME=VALUE sends others"
+    "correct what the provider names: each dead letter has its request, and a replay can send another "
+    "(dlq replay --set NAME=VALUE)"
 )
 _SERVER: Final = "the provider fails at each of them: see how it is, then replay them (penstock dlq replay)"
 _ENGINE: Final = "the worker's log has what the engine said"
@@ -23,7 +24,7 @@ FIXES: Final[Mapping[str, str]] = {
     "empty_answer": "answers have no text: raise max_tokens where the model thinks first, or name another model",
     "invalid_result": "the job's own hook refuses the answers: correct the prompt or the hook",
     "hook_failed": "correct the job's hook, restart the workers, then replay them (penstock dlq replay)",
-    "invalid_answer": "what answers is no such API: check --base-url and the endpoint",
+    "invalid_answer": "what answers is no such API: check the provider's address (--base-url) and the endpoint",
     "answer_too_large": "ask for shorter answers, or raise the workers' setting max_answer_bytes",
     "source_lost": "put the source back as it was, then replay them (penstock dlq replay)",
     "timeout": "answers take longer than --timeout: raise it, or lower max_tokens",

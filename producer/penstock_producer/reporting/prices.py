@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock_producer.reporting.text import usd
 
-__all__ = ["known_from", "per_million", "spent", "usd_or_unknown"]
+__all__ = ["known_cost", "known_from", "per_million", "spent", "usd_or_unknown"]
 
 if TYPE_CHECKING:
     from penstock_producer.prices.token_prices import ModelPrices
@@ -27,6 +27,11 @@ def usd_or_unknown(amount: float | None) -> str:
     return UNKNOWN if amount is None else usd(amount)
 
 
+def known_cost(amount: float, tokens: int) -> float | None:
+    """Tokens that have cost nothing were answered without a known price: that is None, not 0."""
+    return None if tokens and not amount else amount
+
+
 def spent(amount: float, tokens: int) -> str:
-    """Tokens that have cost nothing were answered without a known price: that is not the same as $0.00."""
-    return usd_or_unknown(None if tokens and not amount else amount)
+    """The same in words."""
+    return usd_or_unknown(known_cost(amount, tokens))

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from penstock_producer.errors import SourceChanged, SourceError, SourceForbidden, seen
 from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, MEDIA, TEXT, TSV
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.pins import DOOR, FILES, MEDIA_NEWEST, REMOTE, UPLOADED
+from penstock_producer.pins import DOOR, FILES, MEDIA_NEWEST, REMOTE, UPLOADED, shown_uri
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
@@ -78,6 +78,8 @@ def open_source(
                 "write the folder with a / at its end, or a pattern. Remote doors take single files only",
             )
         blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
+        if uploaded:
+            blob.uri = shown_uri({DOOR: UPLOADED, "uri": blob.uri})
         return _of_blob(blob, spec, chosen, timeout_s, remote=remote or uploaded, formats=formats)
     form = files.form(spec.format)
     if form != ROWS:
@@ -227,6 +229,15 @@ def _rows(
 
 
 def _blob_of_pin(
+    pin: Mapping[str, Any], settings: ProducerSettings
+) -> local.LocalFile | s3.S3Object | store.StoreObject:
+    """An uploaded file says its name in messages, which its tenant reads, and not where it lies."""
+    blob = _placed_blob(pin, settings)
+    blob.uri = shown_uri(pin)
+    return blob
+
+
+def _placed_blob(
     pin: Mapping[str, Any], settings: ProducerSettings
 ) -> local.LocalFile | s3.S3Object | store.StoreObject:
     roots = SourceRoots(settings.source_roots) if pin.get(DOOR) == REMOTE else None

@@ -13,16 +13,9 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
+from penstock_ratelimit.provider.windows import DAY_S, MINUTE_S, Figures, Windows, infer_window
 from penstock_ratelimit.rates import MAX_PAUSE_S
 
-MINUTE_S: Final = 60.0
-DAY_S: Final = 86_400.0
-WINDOWS_S: Final = (1.0, 10.0, MINUTE_S, 3600.0, DAY_S)
-"""The windows that providers are known to count in."""
-SNAP: Final = 0.2
-"""A window is believed when it is within 20 % of a known one; the known ones are at least 6 times apart."""
-QUANTA: Final = 5
-"""A reset time of fewer than five of its own last digits is 20 % off by rounding alone, and says nothing."""
 MAX_TEXT: Final = 100
 """No number, duration or date in a header is longer."""
 MAX_LIMIT: Final = 1e15
@@ -154,10 +147,13 @@ _NAMES: Final = {
 }  # spelled out once, because every answer is read
 
 
-def read_limits(headers: Mapping[str, str], style: str, now: float) -> tuple[Reading, ...]:
+def read_limits(
+    headers: Mapping[str, str], style: str, now: float, windows: Windows | None = None
+) -> tuple[Reading, ...]:
     """The limits in these headers, one reading per dimension; where two limit the same, the tightest of both.
 
-    ``style`` is a key of ``STYLES``; ``now`` is unix time, used where the answer has no ``date`` of its own.
+    ``style`` is a key of ``STYLES``; ``now`` is unix time, used where the answer has no ``date`` of its own. ``windows``
+    remembers what earlier answers of the provider showed; without it each window is as this answer alone has it.
     """
     family = STYLES[style]
     lowered = {name.lower(): value for name, value in headers.items()}
@@ -169,8 +165,12 @@ def read_limits(headers: Mapping[str, str], style: str, now: float) -> tuple[Rea
         if limit is not None and remaining is not None:
             remaining = min(remaining, limit)
         reset_s, quantum_s = _reset(lowered.get(reset_name), lowered, now)
-        inferred = infer_window(limit, remaining, reset_s, meant.rounding, quantum_s) if family.infers else None
-        window_s = meant.window_s if inferred is None else inferred
+        window_s = meant.window_s
+        if family.infers:
+            figures = None
+            if limit is not None and remaining is not None and reset_s is not None:
+                figures = Figures(limit, remaining, reset_s, meant.rounding, quantum_s)
+            window_s = _longer(window_s, _inferred(limit_name, figures, windows))
         # a bucket of a day shows in the plain tokens header too (community.openai.com/t/541210): never a rate per minute
         dim = f"{meant.dim}_per_day" if window_s == DAY_S else meant.dim
         reading = Reading(dim, limit, remaining, reset_s, window_s)
@@ -178,25 +178,17 @@ def read_limits(headers: Mapping[str, str], style: str, now: float) -> tuple[Rea
     return tuple(readings.values())
 
 
-def infer_window(
-    limit: float | None,
-    remaining: float | None,
-    reset_s: float | None,
-    rounding: float = 0.0,
-    quantum_s: float = 0.001,
-) -> float | None:
-    """Seconds that ``limit`` counts in: limit * reset / used, snapped to a known window; None when it cannot be computed.
+def _inferred(name: str, figures: Figures | None, windows: Windows | None) -> float | None:
+    if windows is not None:
+        return windows.of(name, figures)
+    return None if figures is None else infer_window(figures)
 
-    A bucket that refills steadily is full again ``reset_s`` from now, so used / reset is its rate. ``rounding`` is how
-    far ``remaining`` may be off, ``quantum_s`` the last digit of ``reset_s``: with less than five of either, say nothing.
-    """
-    if limit is None or remaining is None or reset_s is None:
-        return None
-    used = limit - remaining
-    if not used > 0 or used < QUANTA * rounding or reset_s < QUANTA * quantum_s:
-        return None
-    window_s = limit * reset_s / used
-    return next((known for known in WINDOWS_S if abs(window_s - known) <= SNAP * known), None)
+
+def _longer(documented: float | None, inferred: float | None) -> float | None:
+    """A documented window holds unless the answers show a longer one: a shorter one would be a higher rate."""
+    if documented is None or inferred is None:
+        return documented if inferred is None else inferred
+    return max(documented, inferred)
 
 
 def _tightest(one: Reading, other: Reading) -> Reading:

@@ -13,8 +13,9 @@ from dataclasses import replace
 from itertools import compress
 from typing import Final, NamedTuple
 
-from penstock_ratelimit.provider.headers import WINDOWS_S, Reading, read_limits
+from penstock_ratelimit.provider.headers import Reading, read_limits
 from penstock_ratelimit.provider.profiles import PROFILES
+from penstock_ratelimit.provider.windows import WINDOWS_S, Windows
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.shared.reports import RemainingHere
 from penstock_ratelimit.terms import Terms
@@ -47,7 +48,7 @@ class Discovery:
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._style = PROFILES[quota.profile].header_style
-        self._windows: dict[str, float] = {}  # by dimension: what its limit was last found to count in
+        self._windows = Windows()
         self._read_at = float("-inf")
         self._silent: dict[str, int] = {}  # by learned dimension: good answers in a row without it
         self._window_at, self._answers = float("-inf"), 0
@@ -76,7 +77,8 @@ class Discovery:
         if now - self._read_at < READ_EVERY_S and not always:
             return {}
         self._read_at = now
-        readings = [self._with_window(reading, terms) for reading in read_limits(headers, self._style, time.time())]
+        found = read_limits(headers, self._style, time.time(), self._windows)
+        readings = [_with_window(reading, terms) for reading in found]
         paced = [reading for reading in readings if reading.window_s and reading.window_s <= LONGEST_WINDOW_S]
         stated = {reading.dim for reading in paced if reading.limit is not None}
         self.stated |= stated
@@ -119,15 +121,6 @@ class Discovery:
         pace = self._answers / PACE_S
         if pace >= self._best or now - self._best_at > PACE_MEMORY_S:
             self._best, self._best_at = pace, now
-
-    def _with_window(self, reading: Reading, terms: Terms) -> Reading:
-        """A full bucket does not show its window: use the last one found, or the declared one."""
-        if reading.window_s is None and reading.limit is not None:
-            window_s = self._windows.get(reading.dim) or _declared_window(reading, terms)
-            return replace(reading, window_s=window_s)
-        if reading.window_s is not None:
-            self._windows[reading.dim] = reading.window_s
-        return reading
 
     def _wanted(self, terms: Terms, paced: list[Reading]) -> Terms:
         for reading in paced:
@@ -206,6 +199,13 @@ def _with_limit(terms: Terms, dim: str, row: _DimensionTerms) -> Terms:
     dims = tuple(sorted(rows))
     rates, bursts, caps, ceilings = zip(*(rows[known] or row for known in dims), strict=True)
     return replace(terms, dims=dims, rates=rates, bursts=bursts, caps=caps, ceilings=ceilings)
+
+
+def _with_window(reading: Reading, terms: Terms) -> Reading:
+    """What answers do not show yet is taken from what was declared."""
+    if reading.window_s is not None or reading.limit is None:
+        return reading
+    return replace(reading, window_s=_declared_window(reading, terms))
 
 
 def _declared_window(reading: Reading, terms: Terms) -> float | None:

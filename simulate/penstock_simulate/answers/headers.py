@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from penstock_simulate.choices import HeaderStyle
-from penstock_simulate.limits.meters import DAY_S, MINUTE_S, TOLERANCE, Meter
+from penstock_simulate.limits.meters import DAY_S, MINUTE_S, TOLERANCE, FixedWindow, Meter
 
 ROUNDED_TO = 1_000  # Anthropic shows remaining tokens in whole thousands
 
@@ -17,15 +17,22 @@ Writer = Callable[[Meters, float, float], dict[str, str]]  # (meters, now, Unix 
 
 
 def openai(meters: Meters, now: float, _: float) -> dict[str, str]:
-    """Per minute, resets as Go durations. A daily limit takes the place of the minute's, as seen at OpenAI and Groq."""
+    """Per minute, resets as Go durations. A daily limit takes the place of the minute's, as seen at OpenAI and Groq.
+
+    Where a bucket holds less than a minute's worth, what is left is shown of the minute, as at OpenAI: 429s come although
+    the headers show that much is left. A counter shows the budget of its own window.
+    """
     found: dict[str, str] = {}
     for name, meter in meters.items():
         shown = name.removesuffix("_per_day")
         if shown == name and name + "_per_day" in meters:
             continue
         limit, remaining, reset = _OPENAI_NAMES[shown]
-        found[limit] = f"{meter.rate * (MINUTE_S if shown == name else DAY_S):.0f}"
-        found[remaining] = str(_whole(meter.available(now)))
+        budget = (
+            meter.capacity if isinstance(meter, FixedWindow) else meter.rate * (MINUTE_S if shown == name else DAY_S)
+        )
+        found[limit] = f"{budget:.0f}"
+        found[remaining] = str(_whole(_left(meter, budget, now)))
         found[reset] = go_duration(meter.reset_s(now))
     return found
 
@@ -50,12 +57,12 @@ def anthropic(meters: Meters, now: float, wall: float) -> dict[str, str]:
     """Per minute, resets as RFC 3339 times, remaining tokens in thousands; `tokens` is the sum of input and output."""
     found: dict[str, str] = {}
     for name, meter in _by_minute(meters).items():
-        remaining = max(0.0, meter.available(now))
-        found |= _anthropic(name, meter.rate * MINUTE_S, remaining, wall + meter.reset_s(now))
+        budget = meter.rate * MINUTE_S
+        found |= _anthropic(name, budget, _left(meter, budget, now), wall + meter.reset_s(now))
     parts = [meters[name] for name in ("input_tokens", "output_tokens") if name in meters]
     if len(parts) > 1 and "tokens" not in meters:
         limit = sum(meter.rate * MINUTE_S for meter in parts)
-        remaining = sum(max(0.0, meter.available(now)) for meter in parts)
+        remaining = sum(_left(meter, meter.rate * MINUTE_S, now) for meter in parts)
         found |= _anthropic("tokens", limit, remaining, wall + max(meter.reset_s(now) for meter in parts))
     return found
 
@@ -67,7 +74,7 @@ def together(meters: Meters, now: float, _: float) -> dict[str, str]:
         meter = meters.get(name)
         if meter is not None:
             found[head + "-limit"] = f"{meter.rate:g}"
-            found[head + "-remaining"] = str(_whole(meter.available(now)))
+            found[head + "-remaining"] = str(_whole(_left(meter, meter.rate, now)))
             found[head + "-reset"] = str(math.ceil(meter.reset_s(now)))
     return found
 
@@ -119,6 +126,11 @@ def _anthropic(name: str, limit: float, remaining: float, full_at: float) -> dic
     head = f"anthropic-ratelimit-{name.replace('_', '-')}-"
     shown = round(remaining / step) * step if step > 1 else _whole(remaining)
     return {head + "limit": f"{limit:.0f}", head + "remaining": str(shown), head + "reset": rfc3339(full_at)}
+
+
+def _left(meter: Meter, budget: float, now: float) -> float:
+    """Of a budget that is whole again when the meter is full: what `remaining` and `reset` mean beside it."""
+    return max(0.0, budget - (meter.capacity - meter.available(now)))
 
 
 def _by_minute(meters: Meters) -> Meters:

@@ -38,7 +38,7 @@ class LocalFile:
     def __init__(
         self, path: str | Path, pinned: Mapping[str, Any] | None = None, *, roots: SourceRoots | None = None
     ) -> None:
-        self.uri = str(Path(path).absolute())
+        self._path = self.uri = str(Path(path).absolute())
         self._roots = roots
         self._pinned = pinned
         self._verified: _Identity | None = None
@@ -49,7 +49,7 @@ class LocalFile:
             pass
         assert self._verified is not None
         return {
-            "kind": KIND, "uri": self.uri, "size": self._verified.size, "sha256": self._sha256,
+            "kind": KIND, "uri": self._path, "size": self._verified.size, "sha256": self._sha256,
             "mtime_ns": self._verified.mtime_ns,
         }  # fmt: skip
 
@@ -91,7 +91,7 @@ class LocalFile:
 
     def _open(self) -> int:
         # O_NONBLOCK: opening a FIFO that nothing writes to must fail later, not hang here.
-        return os.open(self.uri, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _verify(self, descriptor: int, identity: _Identity) -> None:
         """Hold the open file against the pin, reading it whole only when it is not plainly the same."""
@@ -124,7 +124,7 @@ class LocalFile:
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, _Identity]]:
         try:
-            descriptor = self._open() if self._roots is None else self._roots.open(self.uri)
+            descriptor = self._open() if self._roots is None else self._roots.open(self._path)
         except OSError as error:
             raise cannot_open(self.uri, error) from error
         except ValueError:  # a NUL, or half a surrogate pair

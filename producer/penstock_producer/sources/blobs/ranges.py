@@ -25,7 +25,7 @@ class RangedObject(ABC):
     """One object; ``pinned`` is what ``pin()`` returned at submit, None before that."""
 
     def __init__(self, kind: str, uri: str, pinned: Mapping[str, Any] | None) -> None:
-        self.uri = uri
+        self._address = self.uri = uri
         self._kind = kind
         self._pin = None if pinned is None else dict(pinned)
 
@@ -40,7 +40,7 @@ class RangedObject(ABC):
     def pin(self) -> dict[str, Any]:
         if self._pin is None:
             found = self._version()
-            self._pin = {"kind": self._kind, "uri": self.uri, "size": found.size, "etag": found.etag}
+            self._pin = {"kind": self._kind, "uri": self._address, "size": found.size, "etag": found.etag}
         return dict(self._pin)
 
     def pinning(self) -> Iterator[bytes]:

@@ -1,0 +1,61 @@
+"""From which address a request comes: the peer's, or what a trusted proxy says of it.
+
+Each proxy adds the address of its own peer at the end of X-Forwarded-For, so from the end the first one that is no trusted
+proxy asks. What stands before that was written by who asks, and may say anything.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.requests import HTTPConnection
+
+__all__ = ["Proxies"]
+
+HOPS_MAX: Final = 20  # proxies in a row; a longer header is not read any further
+FORWARDED: Final = "x-forwarded-for"
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Proxies:
+    """Those of the setting `gateway.trusted_proxies`."""
+
+    def __init__(self, networks: Iterable[str]) -> None:
+        self._networks = [ipaddress.ip_network(network) for network in networks]
+
+    def caller_of(self, connection: HTTPConnection) -> str:
+        """The address that asks, as text; the last trusted one where the header names nothing that is an address."""
+        peer = connection.client.host if connection.client else ""
+        found = _address(peer)
+        if not self._networks or found is None or not self._trusts(found):
+            return peer
+        hops = ",".join(connection.headers.getlist(FORWARDED)).split(",")
+        for hop in reversed(hops[-HOPS_MAX:]):
+            address = _address(hop)
+            if address is None:
+                break
+            found = address
+            if not self._trusts(address):
+                break
+        return str(found)
+
+    def _trusts(self, address: Address) -> bool:
+        return any(address in network for network in self._networks)
+
+
+def _address(text: str) -> Address | None:
+    """Of `203.0.113.7`, `203.0.113.7:4711`, `2001:db8::1` and `[2001:db8::1]:4711`; one of IPv4 written as IPv6 is of IPv4."""
+    bare = text.strip()
+    if bare.startswith("["):
+        bare = bare[1:].partition("]")[0]
+    elif bare.count(":") == 1:
+        bare = bare.partition(":")[0]
+    try:
+        found = ipaddress.ip_address(bare)
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found

@@ -1,0 +1,50 @@
+"""The same advice for another surface: sentences name flags of the command line, where HTTP requests and pages have fields.
+
+Sentences are written once, with flags; here flags become the names of what they set. Quoted text is a user's own and stays.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from penstock_producer.job.options import OPTIONS
+
+__all__ = ["over_http"]
+
+_OF_PROVIDERS: Final = (
+    "base_url", "api_key_env", "profile", "rpm", "tpm", "itpm", "otpm", "usd_per_mtok_in", "usd_per_mtok_out",
+)  # fmt: skip
+_RULES: Final = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r": penstock resume \S+ --budget-usd (\S+)", r"; raise budget_usd to \1 and resume the job"),
+        (r" \(penstock dlq replay\)", ""),
+        (r"\((?:penstock )?dlq replay --set (\w+)=[^)]*\)", r"(overrides.set.\1 of a replay)"),
+        (r"--set (\w+)", r"overrides.set.\1"),
+        (r"--param (\w+)", r"params.\1"),
+    )
+)
+_FLAG: Final = re.compile(r"--([a-z][a-z0-9-]*)")
+_SAID_TWICE: Final = re.compile(r"\b(\w+) \(\1\)")
+_QUOTED: Final = re.compile(r"('[^'\n]*'|\"[^\"\n]*\")")
+_FIELDS: Final = {
+    **{option.name: option.field for option in OPTIONS.values()},
+    **{name.replace("_", "-"): f"the setting providers.NAME.{name}" for name in _OF_PROVIDERS},
+    "concurrency": "the setting concurrency",
+}
+
+
+def over_http(text: str) -> str:
+    """``raise max_tokens (--param max_tokens=…)`` as ``raise max_tokens (params.max_tokens=…)``. Flags that set no field of a
+    request and no setting stay."""
+    parts = _QUOTED.split(text)
+    return "".join(part if number % 2 else _in_fields(part) for number, part in enumerate(parts))
+
+
+def _in_fields(text: str) -> str:
+    if "--" not in text and "penstock dlq" not in text:
+        return text
+    for pattern, words in _RULES:
+        text = pattern.sub(words, text)
+    return _SAID_TWICE.sub(r"\1", _FLAG.sub(lambda flag: _FIELDS.get(flag[1], flag[0]), text))

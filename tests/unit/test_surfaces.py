@@ -1,0 +1,51 @@
+"""Advice on pages and in HTTP answers: fields in the place of flags, and no other word changed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from penstock_producer.job.options import OPTIONS
+from penstock_producer.prices.spent_budget import spent_budget
+from penstock_producer.reporting.fixes import FIXES
+from penstock_producer.reporting.surfaces import over_http
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [
+        ("raise max_bad_rows (--max-bad-rows) to go on", "raise max_bad_rows to go on"),
+        ("name one (--model)", "name one (model)"),
+        ("give it, such as --param max_tokens=1024", "give it, such as params.max_tokens=1024"),
+        ("name the id column (--id-field); columns here: id", "name the id column (id_field); columns here: id"),
+        ("answers take longer than --timeout: raise it", "answers take longer than timeout_s: raise it"),
+        ("check the address (--base-url)", "check the address (the setting providers.NAME.base_url)"),
+        ("there is no column '--model' here", "there is no column '--model' here"),
+        ("convert it: iconv --from-code UTF-16", "convert it: iconv --from-code UTF-16"),
+    ],
+)
+def test_a_flag_is_said_as_the_field_that_it_sets(typed: str, sent: str) -> None:
+    """Once where both stand there, never inside of quoted text, and no flag of another program."""
+    assert over_http(typed) == sent
+
+
+def test_no_fix_of_a_reason_speaks_of_the_command_line() -> None:
+    """The dashboard has these sentences beside dead letters."""
+    told = [over_http(fix) for fix in FIXES.values()]
+    assert [text for text in told if re.search(r"--[a-z]|penstock |dlq", text)] == []
+
+
+def test_every_option_has_its_field() -> None:
+    """Also those whose flag has another name."""
+    for option in OPTIONS.values():
+        assert over_http(f"see --{option.name}.") == f"see {option.field}."
+
+
+def test_a_spent_budget_names_the_field() -> None:
+    """A job that has paused so is resumed over HTTP by those who have no command line."""
+    reason = spent_budget("job1", budget_usd=5, spent_usd=5, left=10, mean_usd=0.1)
+    assert over_http(reason) == (
+        "budget_exhausted: 5.00 USD of 5 are spent; the 10 documents left cost about 1.00 USD more; raise budget_usd to 6.6 "
+        "and resume the job"
+    )
