@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock_cli.plan.picture import Asked, Picture
 from penstock_cli.run.lanes_beside import BATCH_WINDOW_S
-from penstock_producer.accepting.acceptance import can_answer
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
-from penstock_producer.job.lanes import LANES, has_own_model, packs
+from penstock_producer.job.lanes import LANES, can_answer, has_own_model, packs
 from penstock_producer.planning.batches import Batches
 from penstock_producer.planning.figures import Figure, measured
 from penstock_producer.planning.flow import Calls

@@ -203,7 +203,7 @@ def _line(document: Document, spec: JobSpec) -> bytes:
     line = {
         "custom_id": document.doc_id,
         "method": "POST",
-        "url": spec.endpoint,
+        "url": document.endpoint or spec.endpoint,
         "body": orjson.Fragment(document.body),
     }
     return orjson.dumps(line) + b"\n"

@@ -34,10 +34,11 @@ _READ_TEXTS: Final = msgspec.json.Decoder(_Asked).decode
 
 
 class LineChecks:
-    """One model, and no more requests than one batch may have."""
+    """One model, one endpoint, and no more requests than one batch may have."""
 
     def __init__(self, settings: GatewaySettings, endpoint: str) -> None:
         door = settings.gateway.batches
+        self._endpoint = endpoint
         self._model: str | None = None
         self._one_model = door.models == "one"
         self._most = door.max_requests
@@ -46,6 +47,8 @@ class LineChecks:
 
     def check(self, document: Document) -> BadRow | None:
         """Why a line is refused. Raises SourceError where there are too many of them."""
+        if document.endpoint is not None:
+            return _other_url(document, self._endpoint)
         asked = self._read(document.body)
         self._lines += 1
         if isinstance(asked, _Asked):
@@ -131,6 +134,20 @@ def _texts_in(given: Any) -> int:
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return len(given)
     return 1
+
+
+def _other_url(document: Document, endpoint: str) -> BadRow:
+    return BadRow(
+        uri="",
+        line=document.line,
+        code="invalid_url",
+        field="url",
+        message=f"The url {document.endpoint} does not match the batch endpoint {endpoint}.",
+        seen=str(document.endpoint)[:80],
+        fix="use a batch for each endpoint",
+        doc_id=document.doc_id,
+        cursor=document.cursor,
+    )
 
 
 def _other_model(document: Document, model: str | None, first: str | None) -> BadRow:

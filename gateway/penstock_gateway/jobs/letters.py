@@ -77,7 +77,7 @@ def _fields(letter: DeadLetter) -> dict[str, Any]:
     return {
         "doc_id": letter.key.doc_id, "generation": letter.key.generation, "reason": letter.reason,
         "attempts": letter.attempts, "calls": letter.calls, "status_code": letter.status_code,
-        "last_error": letter.last_error, "line": letter.line, "created_at": letter.created_at,
+        "last_error": letter.last_error, "line": letter.line, "created_at": letter.created_at, "endpoint": letter.endpoint,
     }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ __all__ = [
 
 TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
+AIMED_VERSION = 2  # of a message with an `endpoint`, which workers of earlier releases do not know: they park it
 GENERATION_HEADER = "x-penstock-gen"
 CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier attempts; absent in a message that is new
 SPENT_HEADER = "x-penstock-spent"  # what earlier attempts used up: the fields of `Spent`, in workers' item/spent.py
@@ -40,7 +41,9 @@ ORIGIN = "penstock"
 # below 320 MB of Redis whatever the documents are.
 MAX_INLINE_BODY_BYTES = 16 * 1024
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
-_FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed) combinations whose constant parts stay built
+_FRAMES_KEPT = (
+    256  # (job, generation, queue, retries, calls, urgent, fed, endpoint) combinations whose constant parts stay built
+)
 
 _HEADER_MAX = {
     RETRIES_HEADER: COUNT_MAX,
@@ -58,6 +61,7 @@ class ItemMessage(NamedTuple):
     key: ItemKey
     body: bytes | None  # the provider's request body, JSON
     ref: str | None  # position in the source, for bodies above 16 KiB
+    endpoint: str | None = None  # the path that it is for, where that is not the job's
 
 
 def item_tag(key: ItemKey) -> str:
@@ -81,11 +85,13 @@ def encode_item(
     fed: int | None = None,
     trace: str | None = None,
     spent: Sequence[int] | None = None,
+    endpoint: str | None = None,
 ) -> bytes:
     """The raw message to LPUSH. ``body`` must be valid JSON: it is embedded as it is, not parsed again.
 
     ``retries`` are attempts that counted, ``calls`` all requests that were sent; ``fed`` as ``fed_now`` gives it; ``trace``
-    is the `traceparent` of an item that is traced; ``spent`` is what answers cost that the job refused, for ``SPENT_HEADER``.
+    is the `traceparent` of an item that is traced; ``spent`` is what answers cost that the job refused, for ``SPENT_HEADER``;
+    ``endpoint`` is the path of an item that is not for the job's.
 
     Raises ValueError unless exactly one of ``body`` and ``ref`` is given.
     """
@@ -93,7 +99,7 @@ def encode_item(
         raise ValueError(f"item {key}: give either body or ref, not both and not neither")
     job_id, generation, doc_id = key
     tag = item_tag(key)
-    frame = _frame(job_id, generation, queue, retries, calls, urgent, fed)
+    frame = _frame(job_id, generation, queue, retries, calls, urgent, fed, endpoint)
     payload = b'"body":' + body if body is not None else b'"ref":' + orjson.dumps(ref)
     text = b"".join((frame.kwargs, orjson.dumps(doc_id), b",", payload, _EMBED))
     quoted_tag = orjson.dumps(tag)
@@ -123,8 +129,9 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
     version = kwargs.get("v")
     if version is None:
         raise BadMessage(f"kwargs without a version `v`: {seen(list(kwargs))}; send items through penstock_producer")
-    if version != MESSAGE_VERSION or isinstance(version, bool):
+    if isinstance(version, bool) or version not in (MESSAGE_VERSION, AIMED_VERSION):
         raise UnknownMessageVersion(version)
+    endpoint = wire_checks.endpoint(kwargs.get("endpoint")) if version == AIMED_VERSION else None
     for name, most in _HEADER_MAX.items():
         if headers.get(name) is not None:
             wire_checks.number(f"headers.{name}", headers[name], 0, most)
@@ -135,10 +142,10 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
     )
     body, ref = kwargs.get("body"), kwargs.get("ref")
     if ref is not None and body is None:
-        return ItemMessage(key, None, wire_checks.ref(ref))
+        return ItemMessage(key, None, wire_checks.ref(ref), endpoint)
     if ref is not None or not isinstance(body, dict):
         raise BadMessage(f"item {key}: body={seen(body)}, ref={seen(ref)}; a message holds a JSON object or a ref")
-    return ItemMessage(key, wire_checks.body(body), None)
+    return ItemMessage(key, wire_checks.body(body), None, endpoint)
 
 
 class _Frame(NamedTuple):
@@ -152,10 +159,22 @@ class _Frame(NamedTuple):
 
 
 @lru_cache(maxsize=_FRAMES_KEPT)
-def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int, urgent: bool, fed: int | None) -> _Frame:
+def _frame(
+    job_id: str,
+    generation: int,
+    queue: str,
+    retries: int,
+    calls: int,
+    urgent: bool,
+    fed: int | None,
+    endpoint: str | None,
+) -> _Frame:
     quoted = orjson.dumps
+    version = b"%d" % MESSAGE_VERSION
+    if endpoint is not None:
+        version = b'%d,"endpoint":%b' % (AIMED_VERSION, quoted(endpoint))
     return _Frame(
-        kwargs=b'[[],{"v":%d,"job":%b,"gen":%d,"doc":' % (MESSAGE_VERSION, quoted(job_id), generation),
+        kwargs=b'[[],{"v":%b,"job":%b,"gen":%d,"doc":' % (version, quoted(job_id), generation),
         before_id=b',"content-encoding":"utf-8","content-type":"application/json",'
         b'"headers":{"lang":"py","task":%b,"id":' % quoted(TASK_NAME),
         before_repr=b',"root_id":%b,"parent_id":null,"group":null,"retries":%d,"argsrepr":"()","kwargsrepr":'

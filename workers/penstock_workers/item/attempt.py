@@ -38,6 +38,7 @@ class JobView:
     reuse: ReusePolicy | None = None  # None: all of its requests are sent
     fallback: JobView | None = None  # the same job with the next model that an item is asked of, see follow_ups.py
     awaited: bool = False  # callers wait for its answers: they are settled without delay, and announced
+    named_endpoint: str | None = None  # the path that these items name, where it is not the job's
 
 
 class Item(Struct, eq=False):

@@ -92,6 +92,7 @@ class LaneFacts:
             deadline_at=deadline_at,
             by_order=spec.lane != AUTO,
             answered=0 if around.batches is None else around.batches.answered,
+            usd_left=self._usd_left(job, spec),
             left_late=_left_late(moves, deadline_at),
         )
         return seen, [self._lane(lane, around) for lane in spec.permitted_lanes]
@@ -144,6 +145,10 @@ class LaneFacts:
         prices = None if around.provider is None else around.provider.prices_of(spec.model)
         usd = own.usd_each if own is not None else usd_each(lane, around.tokens, prices)
         return LaneNow(lane, usd, speed.pace, speed.by, LANES[lane].is_real_time, self._trouble(lane, around))
+
+    def _usd_left(self, job: Job, spec: JobSpec) -> float | None:
+        """Of its budget; what is reserved for what is under way is for documents that are left."""
+        return None if spec.budget_usd is None else spec.budget_usd - self._batches.spent(job.job_id) / 1e6
 
     def _is_silent(self, around: _Around) -> bool:
         """The job is in a lane that does not answer: nothing is assumed of it."""
