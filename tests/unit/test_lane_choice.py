@@ -75,14 +75,14 @@ CASES = [
     Case("three lanes: the card does a part, batch is late", 20_000, 3, [BATCH, API, GPU]),
     Case("a saving that is not worth a move", 10_000, 24, [BATCH, API, GPU._replace(usd=0.49, per_minute=600)], here="batch"),
     Case("two hours, and real time would pass the budget", 50_000, 2, [BATCH, API], budget=40),
-    Case("two hours, real time would pass the budget, and batch is where it is", 50_000, 2, [BATCH, API], here="batch", budget=40),
+    Case("two hours, real time would pass, batch is where it is", 50_000, 2, [BATCH, API], here="batch", budget=40),
     Case("a budget that is enough for both", 50_000, 2, [BATCH, API], budget=60),
     Case("a budget that no lane fits: as without one", 50_000, 2, [BATCH, API], budget=10),
     Case("in real time, and what is left of the budget pays for batch", 50_000, 24, [API, BATCH], here="api", budget=30),
     Case("the card does what the budget pays of real time", 20_000, 2, [API, GPU], budget=19),
     Case("the card alone is late, and all that the budget pays", 20_000, 2, [API, GPU], budget=5),
     Case("a budget that only a lane without workers fits", 10_000, 2, [BATCH._replace(trouble="no_workers"), API], budget=6),
-    Case("batches of half the documents: then real time, which passes", 100_000, 8, [BATCH._replace(at_once=50_000), API], budget=60),
+    Case("half the documents in a batch: then real time passes", 100_000, 8, [BATCH._replace(at_once=50_000), API], budget=60),
 ]  # fmt: skip
 
 

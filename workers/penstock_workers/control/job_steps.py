@@ -28,7 +28,7 @@ from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import packs
 from penstock_workers.control.counters import Counters
-from penstock_workers.control.feeding import Feeding
+from penstock_workers.control.feeding import Feeding, is_open
 from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
@@ -243,7 +243,8 @@ class JobSteps:
     def _advance(self, job: Job, led: LedFeed, outstanding: int) -> None:
         feed = led.feeder.feed
         with self._faults_of(job, led):
-            if job.moves and not packs(job.lane) and self._feeding.feed_waiting(job, led):
+            waits = job.moves > 0 and not packs(job.lane) and self._feeding.feed_waiting(job, led)
+            if waits and not is_open(feed):
                 pass  # what is new comes after it
             elif feed.shards:
                 self._feeding.look(job, led)

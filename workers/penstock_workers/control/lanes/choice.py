@@ -3,8 +3,8 @@
 A lane is looked at with what may follow it: a cheap one that is slow, or whose time is not known, may be tried as long as
 another lane can still do what is left before the deadline. A batch that stands still looks like one that works, so no job
 waits for one beyond the last moment at which another lane would be in time. What costs more than is left of the job's budget
-is taken only where nothing that works costs less: not even for the deadline, since the job would pause half-way. Without a deadline a real-time price is paid only
-where the job permits no other, or says the order of its lanes itself.
+is taken only where nothing that works costs less: not even for the deadline, since the job would pause half-way. Without
+a deadline a real-time price is paid only where the job permits no other, or says the order of its lanes itself.
 """
 
 from __future__ import annotations
