@@ -40,14 +40,14 @@ class MeasuredJob:
 def measured_job(name: str, state: Path | None, workers: int) -> MeasuredJob:
     """Raises UsageProblem for a job of which nothing has finished; JobNotFound."""
     from penstock_cli.connect import books
-    from penstock_ledger import ProviderBatchStore
+    from penstock_ledger import BatchFigures
     from penstock_producer.job.spec import JobSpec
 
     with books(state) as ledger:
         job = ledger.jobs.get(name)
         counts = ledger.outcomes.counts(job.job_id)
         some = ledger.outcomes.spent(job.job_id, LOOKED_AT)
-        batches = ProviderBatchStore(ledger.database).of_job(job.job_id)
+        batches = BatchFigures(ledger.database).of_job(job.job_id)
         lanes = {one.lane for one in ledger.made_with(job)}
     answered = [one for one in some if not one.is_dead and one.calls]
     if not answered:

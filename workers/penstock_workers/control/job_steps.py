@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
+    BatchFigures,
     Database,
     FeedLost,
     JobSeen,
@@ -17,7 +18,6 @@ from penstock_ledger import (
     LiveFeed,
     LiveJob,
     OutcomeStore,
-    ProviderBatchStore,
     RedisAddress,
     RedisForgot,
     RedisLedger,
@@ -75,7 +75,7 @@ class JobSteps:
         tracing: Tracing | None = None,
     ) -> None:
         jobs, outcomes, states = JobStore(database), OutcomeStore(database), JobStates(JobStore(database), hot)
-        balance, batches = Balance(jobs, outcomes), ProviderBatchStore(database)
+        balance, batches = Balance(jobs, outcomes), BatchFigures(database)
         self._batches = batches
         self._settings = settings
         self._tracing = tracing

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-from penstock_ledger import Account, BudgetBook, ProviderBatchStore
+from penstock_ledger import Account, BatchFigures, BudgetBook
 from penstock_workers.control.job.budget import MICROUSD
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ that was lost, may show one too few. With the lease of a worker that makes a min
 class Accounts:
     """Belongs to the control thread."""
 
-    def __init__(self, book: BudgetBook, batches: ProviderBatchStore) -> None:
+    def __init__(self, book: BudgetBook, batches: BatchFigures) -> None:
         self._book, self._batches = book, batches
         self._spent_at: dict[str, float] = {}  # monotonic times of the latest looks into SQL, by job
         self._stray_at: dict[str, float] = {}

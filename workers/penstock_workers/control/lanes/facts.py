@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import redis
 
-from penstock_ledger import BatchesOpen, Database, LaneMove, OutcomeStore, ProviderBatchStore, RedisLedger, WorkerSeen
+from penstock_ledger import BatchesOpen, BatchFigures, Database, LaneMove, OutcomeStore, RedisLedger, WorkerSeen
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.job.lanes import AUTO, LANES, has_own_model, packs
 from penstock_producer.job.spec import JobSpec
@@ -59,7 +59,7 @@ class LaneFacts:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings, self._rules, self._clock = settings, settings.lanes, clock
-        self._outcomes, self._batches = OutcomeStore(database), ProviderBatchStore(database)
+        self._outcomes, self._batches = OutcomeStore(database), BatchFigures(database)
         self._hot, self._quotas, self._specs = hot, quotas, specs
         self._measured = Measured()
         self._live: Sequence[Job] = ()
