@@ -254,6 +254,7 @@ class Spent(NamedTuple):
     answer_bytes: int
     created_at: float  # Unix seconds; when its outcome was stored
     is_dead: bool
+    lane: str | None = None  # that answered; None: nothing was asked, or it is not known
 
 
 class LaneCounts(NamedTuple):

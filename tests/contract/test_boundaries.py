@@ -43,7 +43,7 @@ INTERNAL_SURFACE = {
         "bucket.place", "documents", "errors", "feed.beside", "feed.feeder", "feed.feeder_plan", "feed.leased_feed",
         "feed.queues", "feed.repair",
         "feed.routes", "feed.served", "feed.tracing", "feed.wire", "job.durations", "job.endpoints", "job.fallback",
-        "job.lanes", "job.model_schema", "job.options", "job.params", "job.repeats", "job.run_options", "job.sinks", "job.spec",
+        "job.lanes", "job.model_schema", "job.options", "job.params", "job.repeats", "job.run_options", "job.sinks", "job.spec", "job.targets",
         "jobfile", "outputs", "parts.growing", "pins", "planning.batches", "planning.figures", "planning.flow",
         "planning.intervals", "planning.sizing", "prices.known", "prices.spent_budget", "prices.token_prices", "refusals",
         "reporting.account", "reporting.batches", "reporting.cards", "reporting.changes", "reporting.charts", "reporting.course",
