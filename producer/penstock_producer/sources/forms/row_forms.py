@@ -102,13 +102,14 @@ class BatchLines:
         except KeyError as missing:
             raise _missing(str(missing.args[0]), record) from None
         doc_id = check_doc_id(custom_id, "custom_id", fix="give every line a custom_id of its own")
+        form = self
         try:
             form = self._of_target(method, url)
             if form is not self:
                 return doc_id, form.request(body), url
             return doc_id, self.request(self._translated(body) if url != self._endpoint else body), None
         except RowFault as fault:
-            fault.doc_id = doc_id
+            fault.doc_id, fault.endpoint = doc_id, None if form is self else url
             raise
 
     def request(self, given: Any) -> bytes:
