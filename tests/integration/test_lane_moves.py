@@ -48,13 +48,15 @@ from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.wire import item_tag
 from penstock_producer.rows import Document
 from penstock_producer.sources.readers.jsonl import JsonlSource
+from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.loop import Control
 from penstock_workers.control.moves import leaving
 from penstock_workers.heartbeat import KNOWS_MOVES
 from penstock_workers.item.attempt import Item, Settled
 from penstock_workers.item.outcome import Skipped
 from penstock_workers.item.settling.records import Records
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 API, GPU = queue_name("api"), queue_name("gpu", "m")
 ME = "me"
@@ -548,6 +550,26 @@ def test_documents_that_go_on_are_read_side_by_side(house: House, monkeypatch: p
     house.tick_until(lambda: len(house.queued(GPU)) == 2 * repair.FETCHES_AT_ONCE)
     assert most == repair.FETCHES_AT_ONCE
     assert house.queued(GPU) == names(*range(2 * repair.FETCHES_AT_ONCE))
+
+
+def test_what_is_left_of_a_budget_is_without_what_all_lanes_have_cost(house: House) -> None:
+    """Outcomes, documents that wait for another batch, and answers that came second: the choice of a lane knows them all."""
+    priced = ProviderSettings.model_validate({"usd_per_mtok_in": 1, "usd_per_mtok_out": 2})
+    settings = house.settings.model_copy(update={"providers": {"default": priced}})
+    with Producer(settings, database=house.database) as producer:
+        job = producer.submit(_three(house), {"prompt": "{text}", "model": "m", "budget_usd": 1.0}).job_id
+    house.finish(house.jobs.get(job), ["d0", "d1"])
+    house.remainders.add([Remainder(ItemKey(job, 1, "d2"), "0", 1, 1, 10, 5, 400_000, "batch_expired")])
+    facts = LaneFacts(settings, house.database, house.hot, house.redis, Specs())
+    now, lanes = facts.of(house.jobs.get(job), [], 1)
+    assert now.usd_left == pytest.approx(1.0 - 2 * 5e-6 - 0.4)
+    assert [one.lane for one in lanes] == ["api"]
+
+
+def _three(house: House) -> Path:
+    path = house.folder / "three.jsonl"
+    path.write_text("".join(f'{{"id": "d{n}", "text": "x"}}\n' for n in range(3)))
+    return path
 
 
 def test_a_job_may_come_back(house: House) -> None:
