@@ -98,29 +98,29 @@ class Books:
 
     def provider_batches(self, job: Job) -> list[BatchSum]:
         """Its batches at providers, in a lane that has such."""
-        from penstock_ledger import ProviderBatchStore
+        from penstock_ledger import BatchFigures
 
-        return ProviderBatchStore(self.database).sums(job.job_id)
+        return BatchFigures(self.database).sums(job.job_id)
 
     def held_by_batches(self, job: Job) -> tuple[Account | None, dict[str, int]]:
         """The account of its budget, and what each of its batches at a provider may cost, in millionths of a dollar."""
-        from penstock_ledger import ProviderBatchStore
+        from penstock_ledger import BatchFigures
 
         redis = self.redis_if_running()
         account = None if redis is None else redis.budgets.seen(job.job_id)
-        return account, {} if account is None else ProviderBatchStore(self.database).may_cost(job.job_id)
+        return account, {} if account is None else BatchFigures(self.database).may_cost(job.job_id)
 
     def batches_created(self, job: Job) -> tuple[int, int]:
         """How many of them providers took, and the requests in them."""
-        from penstock_ledger import ProviderBatchStore
+        from penstock_ledger import BatchFigures
 
-        return ProviderBatchStore(self.database).created(job.job_id)
+        return BatchFigures(self.database).created(job.job_id)
 
     def batches_lasted(self, provider: str, most: int) -> list[float]:
         """Seconds that the last batches of a provider took."""
-        from penstock_ledger import ProviderBatchStore
+        from penstock_ledger import BatchFigures
 
-        return ProviderBatchStore(self.database).lasted(provider, most)
+        return BatchFigures(self.database).lasted(provider, most)
 
     def quota(self, provider: str) -> QuotaView | None:
         """What the fleet's quota says of a provider; None where Redis does not run, or knows nothing of it."""

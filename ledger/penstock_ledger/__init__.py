@@ -169,7 +169,9 @@ if TYPE_CHECKING:
     from penstock_ledger.store_errors import trouble_of as trouble_of
     from penstock_ledger.stored_values import FIGURE_MAX as FIGURE_MAX
     from penstock_ledger.stored_values import storable as storable
-    from penstock_ledger.stores.batch_remainders import RemainderStore as RemainderStore
+    from penstock_ledger.stores.batches.figures import BatchFigures as BatchFigures
+    from penstock_ledger.stores.batches.journal import ProviderBatchStore as ProviderBatchStore
+    from penstock_ledger.stores.batches.remainders import RemainderStore as RemainderStore
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
     from penstock_ledger.stores.jobs import JobStore as JobStore
@@ -187,7 +189,6 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.provenance import MadeWith as MadeWith
     from penstock_ledger.stores.provenance import Provenance as Provenance
     from penstock_ledger.stores.provenance import made_by as made_by
-    from penstock_ledger.stores.provider_batches import ProviderBatchStore as ProviderBatchStore
     from penstock_ledger.stores.purge import purge_job as purge_job
     from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
@@ -231,6 +232,9 @@ else:
                 "RedisUnfit ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TablesInUse "
                 "TooManySchedules"
             ),
+            "penstock_ledger.stores.batches.figures": "BatchFigures",
+            "penstock_ledger.stores.batches.journal": "ProviderBatchStore",
+            "penstock_ledger.stores.batches.remainders": "RemainderStore",
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
@@ -238,9 +242,7 @@ else:
             "penstock_ledger.stores.lane_moves": "LaneMoves",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
-            "penstock_ledger.stores.batch_remainders": "RemainderStore",
             "penstock_ledger.stores.provenance": "InUse MadeWith Provenance RENOTED_S made_by",
-            "penstock_ledger.stores.provider_batches": "ProviderBatchStore",
             "penstock_ledger.provider_batch": (
                 "CANCEL_WAIT_S BatchesOpen BatchState BatchSum NewProviderBatch ProviderBatch Remainder Waiting"
             ),

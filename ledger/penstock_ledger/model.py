@@ -174,6 +174,7 @@ class Result(Struct, frozen=True):
     attempts: int  # tries that counted, the successful one included
     calls: int  # requests really sent to the provider
     reason: str | None = None  # why none was sent for it: `dedup` (an equal request of its job) or `cache` (of another)
+    endpoint: str | None = None  # the path that was asked, where it is not the job's
 
     def json(self) -> Any:
         """The provider's response, parsed: ``result.json()["choices"][0]["message"]["content"]``."""
@@ -198,6 +199,7 @@ class DeadLetter:
     cost_microusd: int = 0
     latency_ms: int = 0
     created_at: float | None = None  # Unix seconds; set by the ledger
+    endpoint: str | None = None  # the path that ``request`` is for, where it is not the job's
 
 
 class PaidBeside(NamedTuple):
@@ -252,6 +254,7 @@ class Spent(NamedTuple):
     answer_bytes: int
     created_at: float  # Unix seconds; when its outcome was stored
     is_dead: bool
+    lane: str | None = None  # that answered; None: nothing was asked, or it is not known
 
 
 class LaneCounts(NamedTuple):

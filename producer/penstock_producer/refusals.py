@@ -43,11 +43,12 @@ def changed_since(rows: Iterable[BadRow], lines: Container[int]) -> list[BadRow]
 
 
 def refused(row: BadRow, key: ItemKey) -> DeadLetter:
-    return _letter(key, row.code, str(row), row.request, row.line or None)
+    return _letter(key, row.code, str(row), row.request, row.line or None, row.endpoint)
 
 
 def written_off(document: Document, key: ItemKey) -> DeadLetter:
-    return _letter(key, CANCELLED, "the job was cancelled before this document was tried", document.body, None)
+    why = "the job was cancelled before this document was tried"
+    return _letter(key, CANCELLED, why, document.body, None, document.endpoint)
 
 
 def lost(key: ItemKey, why: str) -> DeadLetter:
@@ -67,7 +68,9 @@ def lost_of(waiting: Remainder, why: str) -> DeadLetter:
     )
 
 
-def _letter(key: ItemKey, reason: str, error: str, request: bytes, line: int | None) -> DeadLetter:
+def _letter(
+    key: ItemKey, reason: str, error: str, request: bytes, line: int | None, endpoint: str | None = None
+) -> DeadLetter:
     return DeadLetter(
         key=key,
         reason=reason,
@@ -78,4 +81,5 @@ def _letter(key: ItemKey, reason: str, error: str, request: bytes, line: int | N
         request=request,
         response=None,
         line=line,
+        endpoint=endpoint,
     )

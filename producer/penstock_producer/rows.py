@@ -28,6 +28,7 @@ class Document(NamedTuple):
     position: str  # what ``Source.fetch`` needs to read this document again
     line: int  # 1-based line of the file; the row's number for a spool; 0 where there are no lines
     cursor: Cursor  # continues after this document
+    endpoint: str | None = None  # the path that its line names, where that is not the job's
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class BadRow:
     unit: str = LINE  # what ``line`` counts
     named: str = ""  # the row in words, where people do not find it by a line: its key in a table
     is_new: bool = False  # the survey did not refuse it: the row has changed since
+    endpoint: str | None = None  # of ``request``, where it is not the job's
 
     @property
     def shown_line(self) -> int:

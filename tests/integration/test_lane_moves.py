@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,15 +43,20 @@ from penstock_ledger import (
 from penstock_ledger.keys import queues as queues_of
 from penstock_ledger.keys import unacked
 from penstock_producer import Producer
+from penstock_producer.feed import repair
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.wire import item_tag
+from penstock_producer.rows import Document
+from penstock_producer.sources.readers.jsonl import JsonlSource
+from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.loop import Control
 from penstock_workers.control.moves import leaving
 from penstock_workers.heartbeat import KNOWS_MOVES
 from penstock_workers.item.attempt import Item, Settled
 from penstock_workers.item.outcome import Skipped
 from penstock_workers.item.settling.records import Records
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 API, GPU = queue_name("api"), queue_name("gpu", "m")
 ME = "me"
@@ -495,6 +501,75 @@ def test_a_control_process_that_dies_in_a_move_leaves_it_to_the_next(
         house.control.tick()
     assert sorted(seen) == names(*range(150))
     assert house.outcomes.counts(job.job_id).succeeded == 150
+
+
+def test_what_is_pushed_into_an_open_job_does_not_wait_for_its_batches(house: House) -> None:
+    """It is fed beside what batches have left; what is still in one is not, also after Redis has forgotten all."""
+    opened = house.producer.open_job({"prompt": "{text}", "model": "m", "lane": "batch"})
+    job = house.jobs.get(opened.job_id)
+    for doc in ("d0", "d1"):
+        house.producer.push(job.job_id, doc, {"text": "before"})
+    feed = house.jobs.lease_feed(job.job_id, 1, ME, 30.0)
+    assert feed is not None
+    batches = ProviderBatchStore(house.database)
+    old = [Remainder(ItemKey(job.job_id, 1, f"d{n}"), str(n + 1), 0, 0, 0, 0, 0, "new") for n in (0, 1)]
+    batches.add_of_spool(feed, ME, old, [1, 2], exhausted=False)
+    new = NewProviderBatch("t1", job.job_id, 1, "default", "openai", "m", "/v1/x", None, None, 1, 9, 9, 0)
+    assert batches.add_of_remainders(ME, 30.0, [(new, [old[0].key])])
+    house.jobs.release_feed(feed, ME)
+    house.move(job, "api")
+    house.producer.push(job.job_id, "d2", {"text": "after"})
+    house.tick_until(lambda: house.queued(API) == names(1, 2))
+    house.redis.flushall()
+    house.tick_until(lambda: house.queued(API) == names(1, 2))
+    for _ in range(5):
+        house.control.tick()
+    assert house.queued(API) == names(1, 2), "d0 is with the provider"
+
+
+def test_documents_that_go_on_are_read_side_by_side(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may be a request to a bucket: as many as the limit says are under way together, and never more."""
+    under_way, most = 0, 0
+    lock, together = threading.Lock(), threading.Barrier(repair.FETCHES_AT_ONCE)
+    read = JsonlSource.fetch
+
+    def slow(source: JsonlSource, position: str) -> Document:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        together.wait(10)  # broken, unless so many are read at once
+        with lock:
+            under_way -= 1
+        return read(source, position)
+
+    job = house.submit(2 * repair.FETCHES_AT_ONCE)
+    house.control.tick()
+    house.move(job, "gpu")
+    monkeypatch.setattr(JsonlSource, "fetch", slow)
+    house.tick_until(lambda: len(house.queued(GPU)) == 2 * repair.FETCHES_AT_ONCE)
+    assert most == repair.FETCHES_AT_ONCE
+    assert house.queued(GPU) == names(*range(2 * repair.FETCHES_AT_ONCE))
+
+
+def test_what_is_left_of_a_budget_is_without_what_all_lanes_have_cost(house: House) -> None:
+    """Outcomes, documents that wait for another batch, and answers that came second: the choice of a lane knows them all."""
+    priced = ProviderSettings.model_validate({"usd_per_mtok_in": 1, "usd_per_mtok_out": 2})
+    settings = house.settings.model_copy(update={"providers": {"default": priced}})
+    with Producer(settings, database=house.database) as producer:
+        job = producer.submit(_three(house), {"prompt": "{text}", "model": "m", "budget_usd": 1.0}).job_id
+    house.finish(house.jobs.get(job), ["d0", "d1"])
+    house.remainders.add([Remainder(ItemKey(job, 1, "d2"), "0", 1, 1, 10, 5, 400_000, "batch_expired")])
+    facts = LaneFacts(settings, house.database, house.hot, house.redis, Specs())
+    now, lanes = facts.of(house.jobs.get(job), [], 1)
+    assert now.usd_left == pytest.approx(1.0 - 2 * 5e-6 - 0.4)
+    assert [one.lane for one in lanes] == ["api"]
+
+
+def _three(house: House) -> Path:
+    path = house.folder / "three.jsonl"
+    path.write_text("".join(f'{{"id": "d{n}", "text": "x"}}\n' for n in range(3)))
+    return path
 
 
 def test_a_job_may_come_back(house: House) -> None:

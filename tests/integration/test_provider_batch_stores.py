@@ -252,7 +252,6 @@ def test_sums_say_what_is_not_told(db: Database, batches: ProviderBatchStore) ->
     batches.step(three, ME, state="created", status="in_progress", succeeded=1, failed=0)
     seen = {one.status: (one.batches, one.requests, one.succeeded, one.failed) for one in batches.sums("job-a")}
     assert seen == {"in_progress": (2, 6, 3, 1), "validating": (1, 3, None, None)}
-    assert batches.by_state() == {("p", "created"): 3}
 
 
 def test_a_purge_forgets_the_batches_of_a_job(db: Database, batches: ProviderBatchStore) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock_ledger import ItemKey, NewProviderBatch, Remainder
+from penstock_producer.rows import Document
 from penstock_workers.lanes.batch.packing import window as window_module
 from penstock_workers.lanes.batch.packing.custom_ids import custom_id
 from penstock_workers.lanes.batch.packing.packed import LEFT_S, PackedDocument, PackedFolder, kept_documents
@@ -40,8 +41,9 @@ def window(folder: Path, limits: BatchLimits = LIMITS, **changes: Any) -> Window
     return Window(packed, Lines(limits), Terms(**terms | changes))  # type: ignore[arg-type]  # no calls are made
 
 
-def add(into: Window, doc: str, body: bytes = b"{}", attempts: int = 0) -> bool:
-    return into.add(doc, body, Remainder(ItemKey("j", 1, doc), f"at-{doc}", attempts, 0, 0, 0, 0, "new"))
+def add(into: Window, doc: str, body: bytes = b"{}", attempts: int = 0, endpoint: str | None = None) -> bool:
+    row = Document(doc, body, f"at-{doc}", 1, {}, endpoint)
+    return into.add(row, Remainder(ItemKey("j", 1, doc), row.position, attempts, 0, 0, 0, 0, "new"))
 
 
 def closed(of: Window) -> list[tuple[NewProviderBatch, list[ItemKey]]]:
@@ -81,6 +83,15 @@ def test_a_window_ends_at_every_limit(tmp_path: Path, limits: BatchLimits, terms
     ((batch, keys),) = closed(packing)
     assert (batch.requests, len(keys)) == (most, most)
     assert batch.size == (tmp_path / batch.tag / "input.jsonl").stat().st_size <= limits.total_bytes
+
+
+def test_each_endpoint_has_a_batch_of_its_own(tmp_path: Path) -> None:
+    """Documents that name no endpoint go to the job's."""
+    packing = window(tmp_path, model=None)
+    for doc, endpoint in [("a", None), ("b", "/v1/y"), ("c", None), ("d", "/v1/y")]:
+        assert add(packing, doc, b'{"model":"m"}', endpoint=endpoint)
+    found = {batch.endpoint: [key.doc_id for key in keys] for batch, keys in closed(packing)}
+    assert found == {"/v1/x": ["a", "c"], "/v1/y": ["b", "d"]}
 
 
 def test_each_model_has_a_batch_of_its_own(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from penstock_cli.errors import UsageProblem
 from penstock_cli.main import command_line
 from penstock_cli.plan.lanes import hour_from
+from penstock_cli.plan.measured_job import measured_job
 from penstock_cli.plan.picture import documents_of
 from penstock_ledger import JobStore, OutcomeStore, open_database
 from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Result
@@ -103,6 +104,33 @@ def test_an_earlier_job_gives_its_figures(folder: Path) -> None:
     assert plan["binding"] == "slots"
     again = 10 / 108
     assert plan["phases"]["calls"] == pytest.approx(10_000 / (1 - again) * 2 / 100, rel=0.1)
+
+
+def test_a_job_that_moved_gives_the_figures_of_each_lane(folder: Path) -> None:
+    """What batches cost and how long api's calls took are not mixed, and neither is how often each asked again."""
+    (folder / "state").mkdir()
+    database = open_database(f"sqlite:///{folder}/state/penstock.db")
+    database.migrate()
+    spec = JobSpec(prompt="{text}", model="m", lane="batch", lanes=["batch", "api"])
+    JobStore(database).create(NewJob("j1", "trial", spec.to_json(), {"kind": "file", "uri": "docs.jsonl"}, "d", 100))
+    for lane, numbers, cost, seconds, calls in (("batch", range(60), 250, 0, 1), ("api", range(60, 100), 500, 4, 2)):
+        keys = [ItemKey("j1", 1, f"d{number:03}") for number in numbers]
+        results = [Result(key, 200, b"{}", None, "m", "stop", 300, 40, cost, seconds * 1_000, 1, calls) for key in keys]
+        OutcomeStore(database, lane).settle(results, [])
+    database.close()
+    asked = ["--documents", "10k", "--workers", "1", "--concurrency", "100"]
+    lanes = planned("plan", "--from-job", "trial", "--state", "state", *asked)
+    assert lanes["api"]["cost_usd"] == pytest.approx(10_000 * 500e-6)
+    assert lanes["batch"]["cost_usd"] == pytest.approx(10_000 * 250e-6)
+    plan = lanes["api"]["planned"]
+    assert isinstance(plan, dict)
+    assert plan["phases"]["calls"] == pytest.approx(10_000 * 2 * 4 / 100, rel=0.1)
+    found = measured_job("trial", folder / "state", 1)
+    assert {name: (one.documents, one.again) for name, one in found.lanes.items()} == {
+        "batch": (60, 0.0),
+        "api": (40, 0.5),
+    }
+    assert found.main.lane == "batch"
 
 
 def test_a_job_without_an_answer_measures_nothing(folder: Path) -> None:

@@ -36,6 +36,7 @@ class Case(NamedTuple):
     deadline_h: float | None
     lanes: Sequence[Given]
     here: str | None = None
+    budget: float | None = None  # USD that are left of it
 
 
 API = Given("api", 1.0, per_minute=600)
@@ -73,6 +74,15 @@ CASES = [
     Case("real time is slow, and batch is late: the less late", 100_000, 2, [BATCH, API._replace(per_minute=200)]),
     Case("three lanes: the card does a part, batch is late", 20_000, 3, [BATCH, API, GPU]),
     Case("a saving that is not worth a move", 10_000, 24, [BATCH, API, GPU._replace(usd=0.49, per_minute=600)], here="batch"),
+    Case("two hours, and real time would pass the budget", 50_000, 2, [BATCH, API], budget=40),
+    Case("two hours, real time would pass, batch is where it is", 50_000, 2, [BATCH, API], here="batch", budget=40),
+    Case("a budget that is enough for both", 50_000, 2, [BATCH, API], budget=60),
+    Case("a budget that no lane fits: as without one", 50_000, 2, [BATCH, API], budget=10),
+    Case("in real time, and what is left of the budget pays for batch", 50_000, 24, [API, BATCH], here="api", budget=30),
+    Case("the card does what the budget pays of real time", 20_000, 2, [API, GPU], budget=19),
+    Case("the card alone is late, and all that the budget pays", 20_000, 2, [API, GPU], budget=5),
+    Case("a budget that only a lane without workers fits", 10_000, 2, [BATCH._replace(trouble="no_workers"), API], budget=6),
+    Case("half the documents in a batch: then real time passes", 100_000, 8, [BATCH._replace(at_once=50_000), API], budget=60),
 ]  # fmt: skip
 
 
@@ -146,6 +156,8 @@ def every_way(case: Case) -> Iterator[Tried]:
 def best_first_lanes(case: Case) -> set[str]:
     """The first lanes of the ways that are as good as the best one."""
     tried = list(every_way(case))
+    if case.budget is not None:
+        tried = [one for one in tried if one.usd <= case.budget] or tried
     horizon_s = math.inf if case.deadline_h is None else case.deadline_h * H
     tick_s = max(60.0, (case.deadline_h or 24) * H / TICKS)
     meeting = [one for one in tried if one.surely_s <= horizon_s + tick_s]
@@ -165,14 +177,36 @@ def best_first_lanes(case: Case) -> set[str]:
 def test_auto_takes_what_an_exhaustive_comparison_takes(case: Case) -> None:
     """Of all ways through a job the choice begins the cheapest that surely meets the deadline, or else the soonest one."""
     deadline_at = None if case.deadline_h is None else NOW + case.deadline_h * H
-    job = JobNow(case.here, case.left, deadline_at)
+    job = JobNow(case.here, case.left, deadline_at, usd_left=case.budget)
     choice = choose(job, [seen(one) for one in case.lanes], NOW, RULES)
     assert choice.lane in best_first_lanes(case), choice.why
 
 
-def test_there_are_thirty_cases() -> None:
+def test_there_are_thirty_cases_and_nine_with_a_budget() -> None:
     """The table is as long as it says."""
-    assert len({case.what for case in CASES}) == len(CASES) == 30
+    assert len({case.what for case in CASES}) == len(CASES)
+    assert [sum(case.budget is None for case in CASES), sum(case.budget is not None for case in CASES)] == [30, 9]
+
+
+def test_a_choice_says_what_the_budget_had_to_do_with_it() -> None:
+    """The lane that was not taken, what it would cost, and what is left; or that the job will pause."""
+    lanes, job = [seen(BATCH), seen(API)], JobNow(None, 50_000, NOW + 2 * H, usd_left=40.0)
+    choice = choose(job, lanes, NOW, RULES)
+    assert choice.lane == "batch"
+    assert choice.why.endswith(". api would cost 50.00 USD, more than the 40.00 USD that are left of the budget")
+    assert choice.figures["budget_left_usd"] == 40.0
+    none = choose(job._replace(usd_left=10.0), lanes, NOW, RULES)
+    assert none.lane == "api"
+    assert "more than the 10.00 USD that are left of the budget: the job will pause" in none.why
+    assert "budget" not in choose(job._replace(usd_left=60.0), lanes, NOW, RULES).why
+
+
+def test_what_a_batch_has_answered_is_not_paid_again_by_a_rescue() -> None:
+    """Of 50,000 documents 20,000 are answered: 30 USD pay for the others in real time."""
+    lanes = [seen(BATCH), seen(API)]
+    job = JobNow("batch", 50_000, NOW + 2 * H, answered=20_000, usd_left=30.0)
+    assert choose(job, lanes, NOW, RULES).lane == "api"
+    assert choose(job._replace(answered=19_000), lanes, NOW, RULES).lane == "batch"
 
 
 @pytest.mark.parametrize("trouble", ["", "no_workers", "stuck", "no_quota"])

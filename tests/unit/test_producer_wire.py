@@ -84,7 +84,23 @@ def test_no_prompt_in_the_headers() -> None:
     assert "SECRET" not in json.dumps(json.loads(raw)["headers"])
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", True, 1.5])
+def test_an_item_for_another_endpoint_has_a_version_of_its_own() -> None:
+    """Workers that do not know endpoints in messages park it: it would go to the job's otherwise. Others are as they were."""
+    raw = wire.encode_item(KEY, queue="q", body=b"{}", ref=None, endpoint="/v1/embeddings")
+    assert kwargs_of(raw)["v"] == 2
+    assert decode_envelope(raw).message == wire.ItemMessage(KEY, b"{}", None, "/v1/embeddings")
+    assert kwargs_of(wire.encode_item(KEY, queue="q", body=BODY, ref=None))["v"] == 1
+
+
+@pytest.mark.parametrize("endpoint", [None, 5, "", "v1/embeddings", "//evil.example/x", "/v1/../files", "/v1/a?b"])
+def test_a_forged_endpoint_is_refused(endpoint: Any) -> None:
+    """A message that says it has one, and has none that is a plain path."""
+    kwargs = kwargs_of(wire.encode_item(KEY, queue="q", body=b"{}", ref=None)) | {"v": 2, "endpoint": endpoint}
+    with pytest.raises(BadMessage, match="endpoint"):
+        wire.decode_item(kwargs, {})
+
+
+@pytest.mark.parametrize("version", [0, 3, "1", True, 1.5])
 def test_unknown_versions_have_their_own_error(version: Any) -> None:
     """A message of another release raises an error of its own, so that it can be parked."""
     kwargs = kwargs_of(wire.encode_item(KEY, queue="q", body=b"{}", ref=None)) | {"v": version}

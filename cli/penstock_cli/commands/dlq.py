@@ -282,6 +282,7 @@ def _as_json(letter: DeadLetter) -> dict[str, Any]:
         "last_error": letter.last_error,
         "line": letter.line,
         "created_at": letter.created_at,
+        "endpoint": letter.endpoint,
         "request": _decoded(letter.request),
         "response": _decoded(letter.response or b""),
     }
@@ -312,6 +313,8 @@ def _shown(letter: DeadLetter) -> dict[str, str]:
         "status": str(letter.status_code or "no answer"),
         "generation": str(letter.key.generation),
     }
+    if letter.endpoint:
+        fields["endpoint"] = letter.endpoint
     if letter.line:
         fields["source line"] = str(letter.line)
     shown = {name: safe(value) for name, value in fields.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock_cli.plan.lanes import LanePlan, lane_plans
-from penstock_cli.plan.measured_job import LOOKED_AT, MeasuredJob, measured_job
+from penstock_cli.plan.measured_job import LOOKED_AT, MeasuredJob, MeasuredLane, measured_job
 from penstock_cli.plan.picture import Asked, Picture, most_of
 from penstock_cli.run.sample import SampleRecord, latest_record
 from penstock_producer.job.lanes import has_own_model
@@ -64,12 +64,18 @@ def _lines(
     )
     yield f"  tokens in   {_counts(sums['in'])}"
     yield f"  tokens out  {_counts(sums['out'])}"
-    plans = [_planned(record, job, settings, asked, sums, place) for place in range(3)]
-    yield f"  cost        {_costs(job, sums['cost'], plans)}"
-    yield f"  time        {_times(plans)}"
+    for lane in job.lanes.values():
+        its = [one for one in sampled if one.lane in (lane.lane, None)] if len(job.lanes) > 1 else sampled
+        cost = sums["cost"] if len(job.lanes) == 1 else _cost_of_all(its, record)
+        if cost is None:
+            continue
+        where = f" in {lane.lane}, by the {counted(len(its), 'document')} answered there" if len(job.lanes) > 1 else ""
+        plans = [_planned(record, job, lane, settings, asked, sums, place) for place in range(3)]
+        yield f"  cost        {_costs(lane, cost, plans)}{where}"
+        yield f"  time        {_times(plans)}{where}"
     if len(sampled) < FEW:
         yield f"  from so few documents an interval is itself a guess; --sample {FEW * 4} says more"
-    of_largest = share_of_largest(measured["cost"] if job.cost_usd is not None else measured["out"])
+    of_largest = share_of_largest(measured["cost"] if job.main.cost_usd is not None else measured["out"])
     if len(sampled) >= FEW and of_largest > HEAVY:
         yield (
             f"  the largest hundredth of the sample makes {of_largest:.0%} of the sum: documents that are rarer and larger still "
@@ -81,12 +87,20 @@ def _counts(found: Interval) -> str:
     return f"about {count(round(found.middle))} ({count(round(found.low))} to {count(round(found.high))})"
 
 
-def _costs(job: MeasuredJob, found: Interval, plans: Sequence[LanePlan]) -> str:
+def _cost_of_all(its: Sequence[Spent], record: SampleRecord) -> Interval | None:
+    """As if the lane that has answered these documents answered all of them."""
+    sizes = [float(record.sizes[one.doc_id]) for one in its]
+    return extrapolated(sizes, {"cost": [one.cost_microusd / 1e6 for one in its]}, record.documents, record.size).get(
+        "cost"
+    )
+
+
+def _costs(lane: MeasuredLane, found: Interval, plans: Sequence[LanePlan]) -> str:
     """Of lanes that host a model by the time that they compute: a sample's own time has the start and the end in it."""
-    if has_own_model(job.lane):
+    if has_own_model(lane.lane):
         known = [plan.cost_usd for plan in plans if plan.cost_usd is not None]
         found = Interval(min(known), plans[1].cost_usd or 0.0, max(known)) if known else found
-    elif job.cost_usd is None:
+    elif lane.cost_usd is None:
         known = []
     else:
         known = [found.middle]
@@ -106,6 +120,7 @@ def _times(plans: Sequence[LanePlan]) -> str:
 def _planned(
     record: SampleRecord,
     job: MeasuredJob,
+    lane: MeasuredLane,
     settings: WorkerSettings,
     asked: Asked,
     sums: dict[str, Interval],
@@ -113,18 +128,21 @@ def _planned(
 ) -> LanePlan:
     """Played with the tokens of one end of the intervals, or of their middle."""
     share_in, share_out = (sums[name][place] / record.documents for name in ("in", "out"))
-    pace = _slower(job, (sums["in"][place] + sums["out"][place]) / max(1.0, sums["in"].middle + sums["out"].middle))
-    (plan,) = lane_plans(_picture(record, pace, share_in, share_out), settings, asked, [job.lane])
+    pace = _slower(lane, (sums["in"][place] + sums["out"][place]) / max(1.0, sums["in"].middle + sums["out"].middle))
+    (plan,) = lane_plans(_picture(record, job, pace, share_in, share_out), settings, asked, [lane.lane])
     return plan
 
 
-def _slower(job: MeasuredJob, share: float) -> MeasuredJob:
+def _slower(lane: MeasuredLane, share: float) -> MeasuredLane:
     """An engine takes longer for more tokens."""
-    return job if job.per_second is None else replace(job, per_second=job.per_second / max(0.01, share))
+    return lane if lane.per_second is None else replace(lane, per_second=lane.per_second / max(0.01, share))
 
 
-def _picture(record: SampleRecord, job: MeasuredJob, tokens_in: float, tokens_out: float) -> Picture:
+def _picture(
+    record: SampleRecord, job: MeasuredJob, lane: MeasuredLane, tokens_in: float, tokens_out: float
+) -> Picture:
+    job = replace(job, lanes={**job.lanes, lane.lane: lane})
     return Picture(
         job.spec, record.documents, tokens_in, tokens_out, most_of(job.spec), record.size / max(1, record.documents),
-        job.answer_bytes, job.latencies_s, job.again, job, (),
+        job.answer_bytes, lane.latencies_s, lane.again, job, (),
     )  # fmt: skip

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock_cli.plan.measured_job import MeasuredLane
 from penstock_cli.plan.picture import Asked, Picture
 from penstock_cli.run.lanes_beside import BATCH_WINDOW_S
-from penstock_producer.accepting.acceptance import can_answer
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
-from penstock_producer.job.lanes import LANES, has_own_model, packs
+from penstock_producer.job.lanes import LANES, can_answer, has_own_model, packs
 from penstock_producer.planning.batches import Batches
 from penstock_producer.planning.figures import Figure, measured
 from penstock_producer.planning.flow import Calls
@@ -60,7 +60,7 @@ def _plan(lane: str, picture: Picture, settings: WorkerSettings, asked: Asked) -
     if packs(lane):
         return _of_batches(lane, picture, settings, asked, figures)
     provider = None if has_own_model(lane) else settings.provider(picture.spec.provider)
-    job = picture.job if picture.job is not None and picture.job.lane == lane else None
+    job = _measured_in(picture, lane)
     engine = job.per_second if provider is None and job is not None else None
     if provider is None and engine is None:
         return LanePlan(
@@ -71,7 +71,12 @@ def _plan(lane: str, picture: Picture, settings: WorkerSettings, asked: Asked) -
         picture.latencies_s if provider is not None else ((job.latencies_s if job is not None else ()) or (1.0,))
     )
     needs = Needs(
-        picture.documents, Calls(latencies, picture.again), quotas, engine, asked.within_s, picture.answer_bytes
+        picture.documents,
+        Calls(latencies, picture.again if job is None else job.again),
+        quotas,
+        engine,
+        asked.within_s,
+        picture.answer_bytes,
     )
     concurrency = asked.concurrency or _concurrency(lane, settings)
     fleet = Fleet(
@@ -110,7 +115,9 @@ def _of_batches(
     )
     seen = tuple(job.turnarounds_s) if job is not None else ()
     poll = picture.spec.batch_poll_s
-    given = Batches(size, tokens, seen or (BATCH_WINDOW_S,), cap, picture.again if seen else 0.0)
+    here = _measured_in(picture, lane)
+    again = picture.again if here is None else here.again
+    given = Batches(size, tokens, seen or (BATCH_WINDOW_S,), cap, again if seen else 0.0)
     given = given if poll is None else given._replace(look_first_s=poll, look_cap_s=poll)
     needs = Needs(picture.documents, Calls((1.0,)), (), None, asked.within_s, picture.answer_bytes)
     planned = sized_batches(needs, given, figures, workers=asked.workers, seed=asked.seed)
@@ -195,13 +202,20 @@ def _cost(lane: str, picture: Picture, settings: WorkerSettings, planned: Planne
     if has_own_model(lane):
         hourly = settings.cost.usd_per_hour * planned.workers
         return hourly * planned.phases[CALLS] / 3_600 if hourly else None  # loading is on no document's account
-    if job is not None and job.cost_usd is not None and _charges_alike(job.lane, lane):
-        return job.cost_usd * picture.documents  # with what its prompt cache saved, and what refused answers cost
+    alike = [] if job is None else [one for one in job.lanes.values() if _charges_alike(one.lane, lane)]
+    paid = next((one.cost_usd for one in alike if one.cost_usd is not None), None)
+    if paid is not None:
+        return paid * picture.documents  # with what its prompt cache saved, and what refused answers cost
     prices = settings.provider(picture.spec.provider).prices_of(picture.spec.model)
     if prices is None:
         return None
     used = TokensUsed(round(picture.tokens_in * MTOK), round(picture.tokens_out * MTOK))
     return prices.microusd(used, in_batch=packs(lane)) / MTOK / MTOK * picture.documents
+
+
+def _measured_in(picture: Picture, lane: str) -> MeasuredLane | None:
+    """What the earlier job was in this lane; None where it has answered nothing there."""
+    return None if picture.job is None else picture.job.lanes.get(lane)
 
 
 def _charges_alike(one: str, other: str) -> bool:

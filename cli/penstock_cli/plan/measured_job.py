@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,52 +22,89 @@ AGAIN_MAX: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredLane:
+    """Of the documents of a job that one lane has answered."""
+
+    lane: str
+    documents: int  # finished there
+    cost_usd: float | None  # of one; None where nothing has a price
+    latencies_s: Sequence[float]  # of calls
+    again: float  # calls that were followed by another, of all
+    per_second: float | None  # of one worker, between its beginning and its end there
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredJob:
     """Figures of one document, where not said otherwise."""
 
     spec: JobSpec
-    lane: str  # that answered it; the first that it may go to where several did
     documents: int  # finished
     tokens_in: float
     tokens_out: float
     answer_bytes: float
-    cost_usd: float | None  # None where nothing has a price
-    latencies_s: Sequence[float]  # of calls
-    again: float  # calls that were followed by another, of all
-    per_second: float | None  # of one worker, between the job's beginning and its end
+    lanes: Mapping[str, MeasuredLane]  # one at least; the one that answered most comes first
     turnarounds_s: Sequence[float]  # of its batches at providers, from create to end
+
+    @property
+    def main(self) -> MeasuredLane:
+        """The lane that answered most."""
+        return next(iter(self.lanes.values()))
 
 
 def measured_job(name: str, state: Path | None, workers: int) -> MeasuredJob:
     """Raises UsageProblem for a job of which nothing has finished; JobNotFound."""
     from penstock_cli.connect import books
-    from penstock_ledger import ProviderBatchStore
+    from penstock_ledger import BatchFigures
     from penstock_producer.job.spec import JobSpec
 
     with books(state) as ledger:
         job = ledger.jobs.get(name)
         counts = ledger.outcomes.counts(job.job_id)
         some = ledger.outcomes.spent(job.job_id, LOOKED_AT)
-        batches = ProviderBatchStore(ledger.database).of_job(job.job_id)
+        batches = BatchFigures(ledger.database).of_job(job.job_id)
         lanes = {one.lane for one in ledger.made_with(job)}
-    answered = [one for one in some if not one.is_dead and one.calls]
+    answered = _answered(some)
     if not answered:
         raise UsageProblem(f"--from-job {name}: it has no answered document to measure; take one that has results")
     finished = counts.succeeded + counts.dead
     spec = JobSpec.accepted(job.spec)
+    usual = lanes.pop() if len(lanes) == 1 else spec.first_lane
     return MeasuredJob(
         spec,
-        lanes.pop() if len(lanes) == 1 else spec.first_lane,
         finished,
         _mean([one.prompt_tokens for one in answered]),
         _mean([one.completion_tokens for one in answered]),
         _mean([one.answer_bytes for one in answered]),
-        _mean([one.cost_microusd for one in some]) / 1e6 if counts.cost_microusd else None,
-        _latencies(answered),
-        min(AGAIN_MAX, max(0.0, 1 - len(answered) / sum(one.calls for one in answered))),
-        _pace(some, finished, workers),
+        _by_lane(some, usual, finished / len(some), workers),
         _turnarounds(batches),
     )
+
+
+def _by_lane(some: Sequence[Spent], usual: str, share: float, workers: int) -> Mapping[str, MeasuredLane]:
+    """``usual``: where documents were answered of which the ledger does not say it; ``share``: of the job's documents by those
+    that were looked at."""
+    found: dict[str, list[Spent]] = {}
+    for one in some:
+        found.setdefault(one.lane or usual, []).append(one)
+    measured = [_lane(lane, its, share, workers) for lane, its in found.items() if _answered(its)]
+    return {one.lane: one for one in sorted(measured, key=attrgetter("documents"), reverse=True)}
+
+
+def _lane(lane: str, its: Sequence[Spent], share: float, workers: int) -> MeasuredLane:
+    answered = _answered(its)
+    finished = round(len(its) * share)
+    return MeasuredLane(
+        lane,
+        finished,
+        _mean([one.cost_microusd for one in its]) / 1e6 if any(one.cost_microusd for one in its) else None,
+        _latencies(answered),
+        min(AGAIN_MAX, max(0.0, 1 - len(answered) / sum(one.calls for one in answered))),
+        _pace(its, finished, workers),
+    )
+
+
+def _answered(some: Sequence[Spent]) -> list[Spent]:
+    return [one for one in some if not one.is_dead and one.calls]
 
 
 def _latencies(answered: Sequence[Spent]) -> Sequence[float]:

@@ -158,8 +158,9 @@ class _Drawn:
         if self._asked.latency_s is not None:
             self._note("seconds of a call", self._asked.latency_s, "", "as typed")
             return (self._asked.latency_s,)
-        if job is not None and _asks_a_provider(job.lane):
-            some = job.latencies_s
+        timed = [] if job is None else [one for one in job.lanes.values() if _asks_a_provider(one.lane)]
+        if timed:
+            some = timed[0].latencies_s
             words = f"job {self._asked.job}; median {_at(some, 0.5):.2f}, 99 % below {_at(some, 0.99):.2f}"
             self._note("seconds of a call", sum(some) / len(some), "mean", words)
             return some
@@ -172,8 +173,10 @@ class _Drawn:
         if self._job is None:
             self._note("calls that are repeated", 0.0, "of all", "assumed, as nothing was measured; --from-job")
             return 0.0
-        self._note("calls that are repeated", self._job.again, "of all", f"job {self._asked.job}")
-        return self._job.again
+        for one in self._job.lanes.values():
+            where = f" in {one.lane}" if len(self._job.lanes) > 1 else ""
+            self._note("calls that are repeated", one.again, "of all", f"job {self._asked.job}{where}")
+        return self._job.main.again
 
     def _note(self, name: str, value: float, unit: str, source: str) -> None:
         self._noted.append(Figure(name, value, unit, source))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock_producer.accepting.acceptance import can_answer
-from penstock_producer.job.lanes import LANES, packs
+from penstock_producer.job.lanes import LANES, can_answer, packs
 from penstock_producer.reporting.text import duration, usd
 
 if TYPE_CHECKING:

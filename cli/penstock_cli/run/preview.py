@@ -82,7 +82,8 @@ def show(found: Looked, spec: JobSpec, shown: int) -> None:
     """For people: each request with its line, its id and its tokens, then the problems."""
     for document in found.documents[:shown]:
         line = f"line {document.line} · " if document.line else ""
-        typer.echo(safe(f"{line}{document.doc_id} · {_tokens(estimate([document], 1, found.meter))} · {spec.endpoint}"))
+        tokens, url = _tokens(estimate([document], 1, found.meter)), document.endpoint or spec.endpoint
+        typer.echo(safe(f"{line}{document.doc_id} · {tokens} · {url}"))
         body = _MEDIA.sub(_shortened, json.dumps(json.loads(document.body), indent=2, ensure_ascii=False))
         typer.echo(safe(body if len(body) <= SHOWN_CHARS else f"{body[:SHOWN_CHARS]}… ({count(len(body))} characters)"))
     for problem in found.problems[:PROBLEMS_SHOWN]:
@@ -102,7 +103,8 @@ def show_json(found: Looked, spec: JobSpec, shown: int) -> None:
     for document in found.documents[:shown]:
         tokens = estimate([document], 1, found.meter)
         requests.append({
-            "doc_id": document.doc_id, "line": document.line, "url": spec.endpoint, "body": json.loads(document.body),
+            "doc_id": document.doc_id, "line": document.line, "url": document.endpoint or spec.endpoint,
+            "body": json.loads(document.body),
             "tokens_in": tokens.tokens_in, "tokens_out": tokens.tokens_out, "tokens_out_capped": tokens.capped,
         })  # fmt: skip
     typer.echo(

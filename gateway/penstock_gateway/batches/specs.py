@@ -8,9 +8,10 @@ from penstock_gateway.batches.metadata import asked_in
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import DoorBatch
 from penstock_producer import JobSpec, SpecError
-from penstock_producer.accepting.acceptance import can_answer, check_acceptable
+from penstock_producer.accepting.acceptance import check_acceptable
 from penstock_producer.accepting.borders import Borders
 from penstock_producer.errors import Problem
+from penstock_producer.job.lanes import can_answer
 
 __all__ = ["ANTHROPIC", "OPENAI", "anthropic_provider", "spec_of", "spec_of_batch"]
 

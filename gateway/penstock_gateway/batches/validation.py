@@ -34,10 +34,11 @@ _READ_TEXTS: Final = msgspec.json.Decoder(_Asked).decode
 
 
 class LineChecks:
-    """One model, and no more requests than one batch may have."""
+    """One model, one endpoint, and no more requests than one batch may have."""
 
     def __init__(self, settings: GatewaySettings, endpoint: str) -> None:
         door = settings.gateway.batches
+        self._endpoint = endpoint
         self._model: str | None = None
         self._one_model = door.models == "one"
         self._most = door.max_requests
@@ -46,6 +47,8 @@ class LineChecks:
 
     def check(self, document: Document) -> BadRow | None:
         """Why a line is refused. Raises SourceError where there are too many of them."""
+        if (bad := self.other_url(document)) is not None:
+            return bad
         asked = self._read(document.body)
         self._lines += 1
         if isinstance(asked, _Asked):
@@ -59,6 +62,10 @@ class LineChecks:
         if self._one_model and asked.model != self._model:
             return _other_model(document, asked.model, self._model)
         return None
+
+    def other_url(self, row: Document | BadRow) -> BadRow | None:
+        """Why a line for another endpoint than the batch's is refused, whatever else is wrong with it; None for all others."""
+        return None if row.endpoint is None else _other_url(row, self._endpoint)
 
 
 def faults_in(path: str, spec: JobSpec, settings: GatewaySettings) -> list[dict[str, Any]]:
@@ -100,7 +107,7 @@ class _Sorting:
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
         for row in self._source.documents(cursor):
-            bad = row if isinstance(row, BadRow) else self._checks.check(row)
+            bad = self._checks.other_url(row) or row if isinstance(row, BadRow) else self._checks.check(row)
             if bad is None:
                 yield row
             elif len(self.bad) > ERRORS_MAX:
@@ -131,6 +138,20 @@ def _texts_in(given: Any) -> int:
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return len(given)
     return 1
+
+
+def _other_url(row: Document | BadRow, endpoint: str) -> BadRow:
+    return BadRow(
+        uri="",
+        line=row.line,
+        code="invalid_url",
+        field="url",
+        message=f"The url {row.endpoint} does not match the batch endpoint {endpoint}.",
+        seen=str(row.endpoint)[:80],
+        fix="use a batch for each endpoint",
+        doc_id=row.doc_id,
+        cursor=row.cursor,
+    )
 
 
 def _other_model(document: Document, model: str | None, first: str | None) -> BadRow:

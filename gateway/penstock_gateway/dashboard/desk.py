@@ -21,6 +21,7 @@ from penstock_gateway.dashboard.speeds import Speeds
 from penstock_ledger import (
     REDIS_CONNECT_TIMEOUT_S,
     REDIS_TIMEOUT_S,
+    BatchFigures,
     Cause,
     Depth,
     Feed,
@@ -33,7 +34,6 @@ from penstock_ledger import (
     Meta,
     OutcomeStore,
     PenstockError,
-    ProviderBatchStore,
     QuotaSeen,
     RedisAddress,
     RedisLedger,
@@ -143,7 +143,7 @@ class Desk:
         )
 
     def _batches(self, job: Job) -> str:
-        sums = ProviderBatchStore(self.database).sums(job.job_id)
+        sums = BatchFigures(self.database).sums(job.job_id)
         return batches_line(sums, is_cancelled=job.state == "cancelling")
 
     def fleet(self) -> tuple[list[WorkerSeen], dict[str, Depth], bool]:

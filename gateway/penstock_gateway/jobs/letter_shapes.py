@@ -13,6 +13,7 @@ DOCS_MAX: Final = 10_000  # ids that one replay names
 _LETTER: Final[dict[str, Any]] = {
     "doc_id": "ticket-17", "generation": 1, "reason": "http_400", "attempts": 1, "calls": 1, "status_code": 400,
     "last_error": "Invalid 'max_tokens': integer below minimum value.", "line": None, "created_at": 1763740931.4,
+    "endpoint": None,
 }  # fmt: skip
 
 
@@ -55,6 +56,7 @@ class LetterShown(BaseModel):
     last_error: str
     line: int | None = Field(description="Of the source, for a row that was refused at submit.")
     created_at: float | None
+    endpoint: str | None = Field(default=None, description="Of its request, where that is not the job's.")
 
 
 class Letter(LetterShown):

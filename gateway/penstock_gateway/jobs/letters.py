@@ -132,7 +132,7 @@ def _exported(job: Job, letter: DeadLetter, endpoint: str | None) -> bytes:
     if endpoint is None:
         line = error_line(replace(letter, last_error=told_of(job, letter.last_error)))
     else:
-        line = input_line(letter.key.doc_id, letter.request, endpoint)
+        line = input_line(letter.key.doc_id, letter.request, letter.endpoint or endpoint)
     return with_cursor(line, encoded(letter.key.generation, letter.key.doc_id))
 
 
@@ -141,6 +141,7 @@ def _fields(job: Job, letter: DeadLetter) -> dict[str, Any]:
         "doc_id": letter.key.doc_id, "generation": letter.key.generation, "reason": letter.reason,
         "attempts": letter.attempts, "calls": letter.calls, "status_code": letter.status_code,
         "last_error": told_of(job, letter.last_error), "line": letter.line, "created_at": letter.created_at,
+        "endpoint": letter.endpoint,
     }  # fmt: skip
 
 

@@ -118,6 +118,7 @@ outcomes = Table(
     Column("request", LargeBinary),  # dead letters only
     Column("body", LargeBinary),  # a result's response, or the excerpt that a dead letter keeps
     Column("lane", Words),  # that answered; NULL: nothing was asked, or a release wrote it that did not say
+    Column("endpoint", Words),  # the path of its request; NULL: the job's
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="outcomes_pkey"),
     Index(
         "outcomes_dead",

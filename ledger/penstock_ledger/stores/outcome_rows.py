@@ -50,6 +50,7 @@ def result_row(result: Result, now: float, lane: str | None = None) -> OutcomeRo
         None,
         result.body,
         lane,
+        storable(result.endpoint),
     )
 
 
@@ -75,6 +76,7 @@ def letter_row(letter: DeadLetter, now: float, lane: str | None = None) -> Outco
         letter.request,
         letter.response,
         lane,
+        storable(letter.endpoint),
     )
 
 
@@ -113,4 +115,5 @@ def letter_from(row: Row[Any]) -> DeadLetter:
         cost_microusd=row.cost_microusd,
         latency_ms=row.latency_ms,
         created_at=row.created_at,
+        endpoint=row.endpoint,
     )

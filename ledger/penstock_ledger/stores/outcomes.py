@@ -200,6 +200,7 @@ class OutcomeStore:
             func.coalesce(func.length(outcomes.c.body), 0),
             outcomes.c.created_at,
             _IS_DEAD,
+            outcomes.c.lane,
         )
         query = select(*took).where(outcomes.c.job_id == job_id, _VISIBLE)
         rows = self._rows(query.order_by(outcomes.c.generation, outcomes.c.doc_id).limit(limit))

@@ -9,14 +9,13 @@ import logging
 
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.errors import Problem, SpecError
-from penstock_producer.job.endpoints import OPENAI
-from penstock_producer.job.lanes import BATCH_LANE, DEFAULT_LANE, LANES, has_own_model, packs
+from penstock_producer.job.lanes import BATCH_LANE, DEFAULT_LANE, LANES, can_answer, has_own_model, packs
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 
-__all__ = ["beyond_budget", "can_answer", "check_acceptable", "check_estimate", "check_other_lane", "estimated_usd"]
+__all__ = ["beyond_budget", "check_acceptable", "check_estimate", "check_other_lane", "estimated_usd"]
 
 log = logging.getLogger(__name__)
 
@@ -136,14 +135,6 @@ def _check_batch_options(spec: JobSpec) -> None:
         problems = [Problem("invalid_value", f"/{name}", why, fix) for name in given]
     if problems:
         raise SpecError(problems)
-
-
-def can_answer(lane: str, endpoint: str) -> bool:
-    """A lane for one endpoint only is no choice for the jobs of others, nor is a model of one's own for another API."""
-    facts = LANES[lane]
-    if facts.has_own_model and endpoint not in OPENAI | facts.endpoints:
-        return False
-    return facts.endpoint in (None, endpoint) or endpoint in facts.endpoints
 
 
 def _check_several(spec: JobSpec) -> None:

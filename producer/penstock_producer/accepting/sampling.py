@@ -50,7 +50,10 @@ def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> 
     options = spec.to_json()
     given = orjson.dumps([options, content_of(found.pin), number], option=orjson.OPT_SORT_KEYS, default=str)
     digest = hashlib.sha256(given).hexdigest()
-    lines = (input_line(one.doc_id, one.body, spec.endpoint) for one in drawn(open_it(), found, number, seed=digest))
+    lines = (
+        input_line(one.doc_id, one.body, one.endpoint or spec.endpoint)
+        for one in drawn(open_it(), found, number, seed=digest)
+    )
     own = {name: value for name, value in options.items() if name not in (*SAID_BY_LINES, *FOR_ALL)}
     its_spec = JobSpec.from_json(own | {"response_format": "none"})
     return Sample(lines, its_spec, f"sample-{digest[:8]}", documents, found.size)

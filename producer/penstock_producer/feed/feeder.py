@@ -160,7 +160,9 @@ class Feeder:
         body, ref = (document.body, None) if inline else (None, document.position)
         trace = None if self._spans is None else self._spans.header(key)
         tried = self._tried.get(document.doc_id, NEVER_TRIED)
-        raw = encode_item(key, queue=queue, body=body, ref=ref, urgent=self.urgent, fed=fed, trace=trace, **tried)
+        raw = encode_item(
+            key, queue=queue, body=body, ref=ref, urgent=self.urgent, fed=fed, trace=trace, endpoint=document.endpoint, **tried
+        )  # fmt: skip
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:

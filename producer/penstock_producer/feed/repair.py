@@ -3,8 +3,12 @@ queue, and a cancelled job's rest is written off."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter, itemgetter
+from typing import Final, TypeVar
 
 from penstock_ledger import Remainder
 from penstock_ledger.model import DeadLetter, FeedKind
@@ -12,9 +16,15 @@ from penstock_producer.errors import RowChanged
 from penstock_producer.feed.feed_step import FeedStep, TriedBefore
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.refusals import lost, lost_of, written_off
-from penstock_producer.rows import Document
+from penstock_producer.rows import Document, Source
 
 __all__ = ["publish_waiting", "republish", "write_off"]
+
+T = TypeVar("T")
+
+
+FETCHES_AT_ONCE: Final = 8
+"""Documents that are read again side by side: each may be a request to a bucket."""
 
 
 def republish(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
@@ -25,11 +35,11 @@ def republish(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
     changed: list[DeadLetter] = []
 
     def found() -> Iterator[Document]:
-        for doc_id, position in missing:
-            try:
-                yield feeder.source.fetch(position)
-            except RowChanged as error:
-                changed.append(lost(feeder.key(doc_id), str(error)))
+        for (doc_id, _), row in _read_again(feeder.source, missing, itemgetter(1)):
+            if isinstance(row, RowChanged):
+                changed.append(lost(feeder.key(doc_id), str(row)))
+            else:
+                yield row
 
     published = feeder.publish(found(), again=True).published
     if changed:
@@ -41,7 +51,7 @@ def publish_waiting(
     feeder: Feeder, waiting: Sequence[Remainder], *, within_s: float
 ) -> tuple[int, Sequence[Remainder]]:
     """Publish documents that another lane of their job has left without an outcome; returns how many, and which were looked
-    at: as many as could be read ``within_s`` seconds, and one at least, since each may be a request to a bucket.
+    at: as many as could be read ``within_s`` seconds, ``FETCHES_AT_ONCE`` side by side, and those at least.
 
     Those that have an outcome by now, or are in the window, are left alone. Rows of a table that have changed become dead
     letters. A message says how often its document was tried; what that has cost is the caller's to note.
@@ -51,14 +61,12 @@ def publish_waiting(
     until = time.monotonic() + within_s
 
     def found() -> Iterator[Document]:
-        for one in waiting:
-            if looked and time.monotonic() >= until:
-                return
+        for one, row in _read_again(feeder.source, waiting, attrgetter("position"), until):
             looked.append(one)
-            try:
-                yield feeder.source.fetch(one.position)
-            except RowChanged as error:
-                changed.append(lost_of(one, str(error)))
+            if isinstance(row, RowChanged):
+                changed.append(lost_of(one, str(row)))
+            else:
+                yield row
 
     tried = {
         one.key.doc_id: TriedBefore(retries=one.attempts, calls=one.calls)
@@ -85,6 +93,26 @@ def write_off(feeder: Feeder, limit: int) -> FeedStep:
     if feed.kind is FeedKind.SPOOL:
         stores.jobs.close(feed.job_id)
     return feeder.advance(limit, settle)
+
+
+def _read_again(
+    source: Source, places: Sequence[T], position_of: Callable[[T], str], until: float = math.inf
+) -> Iterator[tuple[T, Document | RowChanged]]:
+    """Each of ``places`` with its document, in their order, until the monotonic time ``until``. A row of a table that has
+    changed comes as its error; other errors of the source are raised."""
+
+    def read(place: T) -> Document | RowChanged:
+        try:
+            return source.fetch(position_of(place))
+        except RowChanged as error:
+            return error
+
+    with ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="penstock-read-again") as pool:
+        for start in range(0, len(places), FETCHES_AT_ONCE):
+            if start and time.monotonic() >= until:
+                return
+            some = places[start : start + FETCHES_AT_ONCE]
+            yield from zip(some, pool.map(read, some), strict=True)
 
 
 def _settle(feeder: Feeder, letters: Sequence[DeadLetter]) -> None:

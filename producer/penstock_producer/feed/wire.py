@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -21,26 +20,27 @@ from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
 from penstock_producer.feed import wire_checks
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.tracing import TRACEPARENT_HEADER
+from penstock_producer.feed.wire_frame import (
+    AIMED_VERSION,
+    CALLS_HEADER,
+    FED_HEADER,
+    MESSAGE_VERSION,
+    TASK_NAME,
+    URGENT_HEADER,
+    frame_of,
+)  # fmt: skip
 
 __all__ = [
     "CALLS_HEADER", "FED_HEADER", "SPENT_HEADER", "TASK_NAME", "URGENT_HEADER", "ItemMessage", "decode_item", "encode_item",
     "item_tag", "queue_name",
 ]  # fmt: skip
 
-TASK_NAME = "penstock.item"
-MESSAGE_VERSION = 1
-GENERATION_HEADER = "x-penstock-gen"
-CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier attempts; absent in a message that is new
 SPENT_HEADER = "x-penstock-spent"  # what earlier attempts used up: the fields of `Spent`, in workers' item/spent.py
-URGENT_HEADER = "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
 RETRIES_HEADER = "retries"  # Celery's own: attempts that counted
-FED_HEADER = "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue
-ORIGIN = "penstock"
 # Above this a message carries the document's position instead of its body: a window of 20,000 messages then stays
 # below 320 MB of Redis whatever the documents are.
 MAX_INLINE_BODY_BYTES = 16 * 1024
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
-_FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed) combinations whose constant parts stay built
 
 _HEADER_MAX = {
     RETRIES_HEADER: COUNT_MAX,
@@ -58,6 +58,7 @@ class ItemMessage(NamedTuple):
     key: ItemKey
     body: bytes | None  # the provider's request body, JSON
     ref: str | None  # position in the source, for bodies above 16 KiB
+    endpoint: str | None = None  # the path that it is for, where that is not the job's
 
 
 def item_tag(key: ItemKey) -> str:
@@ -81,11 +82,13 @@ def encode_item(
     fed: int | None = None,
     trace: str | None = None,
     spent: Sequence[int] | None = None,
+    endpoint: str | None = None,
 ) -> bytes:
     """The raw message to LPUSH. ``body`` must be valid JSON: it is embedded as it is, not parsed again.
 
     ``retries`` are attempts that counted, ``calls`` all requests that were sent; ``fed`` as ``fed_now`` gives it; ``trace``
-    is the `traceparent` of an item that is traced; ``spent`` is what answers cost that the job refused, for ``SPENT_HEADER``.
+    is the `traceparent` of an item that is traced; ``spent`` is what answers cost that the job refused, for ``SPENT_HEADER``;
+    ``endpoint`` is the path of an item that is not for the job's.
 
     Raises ValueError unless exactly one of ``body`` and ``ref`` is given.
     """
@@ -93,7 +96,7 @@ def encode_item(
         raise ValueError(f"item {key}: give either body or ref, not both and not neither")
     job_id, generation, doc_id = key
     tag = item_tag(key)
-    frame = _frame(job_id, generation, queue, retries, calls, urgent, fed)
+    frame = frame_of(job_id, generation, queue, retries, calls, urgent, fed, endpoint)
     payload = b'"body":' + body if body is not None else b'"ref":' + orjson.dumps(ref)
     text = b"".join((frame.kwargs, orjson.dumps(doc_id), b",", payload, _EMBED))
     quoted_tag = orjson.dumps(tag)
@@ -123,8 +126,9 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
     version = kwargs.get("v")
     if version is None:
         raise BadMessage(f"kwargs without a version `v`: {seen(list(kwargs))}; send items through penstock_producer")
-    if version != MESSAGE_VERSION or isinstance(version, bool):
+    if isinstance(version, bool) or version not in (MESSAGE_VERSION, AIMED_VERSION):
         raise UnknownMessageVersion(version)
+    endpoint = wire_checks.endpoint(kwargs.get("endpoint")) if version == AIMED_VERSION else None
     for name, most in _HEADER_MAX.items():
         if headers.get(name) is not None:
             wire_checks.number(f"headers.{name}", headers[name], 0, most)
@@ -135,40 +139,7 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
     )
     body, ref = kwargs.get("body"), kwargs.get("ref")
     if ref is not None and body is None:
-        return ItemMessage(key, None, wire_checks.ref(ref))
+        return ItemMessage(key, None, wire_checks.ref(ref), endpoint)
     if ref is not None or not isinstance(body, dict):
         raise BadMessage(f"item {key}: body={seen(body)}, ref={seen(ref)}; a message holds a JSON object or a ref")
-    return ItemMessage(key, wire_checks.body(body), None)
-
-
-class _Frame(NamedTuple):
-    """The parts of a message that are equal for all documents of one feed."""
-
-    kwargs: bytes
-    before_id: bytes
-    before_repr: bytes
-    before_correlation: bytes
-    before_tag: bytes
-
-
-@lru_cache(maxsize=_FRAMES_KEPT)
-def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int, urgent: bool, fed: int | None) -> _Frame:
-    quoted = orjson.dumps
-    return _Frame(
-        kwargs=b'[[],{"v":%d,"job":%b,"gen":%d,"doc":' % (MESSAGE_VERSION, quoted(job_id), generation),
-        before_id=b',"content-encoding":"utf-8","content-type":"application/json",'
-        b'"headers":{"lang":"py","task":%b,"id":' % quoted(TASK_NAME),
-        before_repr=b',"root_id":%b,"parent_id":null,"group":null,"retries":%d,"argsrepr":"()","kwargsrepr":'
-        % (quoted(job_id), retries),
-        before_correlation=b',"origin":%b,%b:%d%b},"properties":{"correlation_id":'
-        % (
-            quoted(ORIGIN),
-            quoted(GENERATION_HEADER),
-            generation,
-            (b",%b:%d" % (quoted(CALLS_HEADER), calls) if calls else b"")
-            + (b",%b:true" % quoted(URGENT_HEADER) if urgent else b"")
-            + (b",%b:%d" % (quoted(FED_HEADER), fed) if fed is not None else b""),
-        ),
-        before_tag=b',"delivery_mode":2,"delivery_info":{"exchange":"","routing_key":%b},"priority":0,"delivery_tag":'
-        % quoted(queue),
-    )
+    return ItemMessage(key, wire_checks.body(body), None, endpoint)

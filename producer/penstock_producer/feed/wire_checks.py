@@ -10,6 +10,7 @@ import orjson
 
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import BadMessage, seen
+from penstock_producer.job.endpoints import check_path
 
 SECONDS_MAX = 2**40  # of times in messages: far beyond any clock
 MAX_REF_CHARS = 1024  # a byte range, a row's number, or a document id
@@ -35,6 +36,13 @@ def ref(value: Any) -> str:
             f"kwargs.ref is {seen(value)}; it must be a position, 1 to {MAX_REF_CHARS} printable characters"
         )
     return value
+
+
+def endpoint(value: Any) -> str:
+    try:
+        return check_path(value if isinstance(value, str) else "")
+    except ValueError as error:
+        raise BadMessage(f"kwargs.endpoint is {seen(value)}; {error}") from None
 
 
 def number(name: str, value: Any, least: int, most: int) -> int:

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from penstock_producer.job.endpoints import EMBEDDINGS, SCORING
+from penstock_producer.job.endpoints import EMBEDDINGS, OPENAI, SCORING
 
 __all__ = [
-    "AUTO", "AUTO_LANES", "BATCH_LANE", "DEFAULT_LANE", "LANES", "Lane", "LaneAsked", "LaneFacts", "has_own_model",
-    "lanes_in_words", "packs", "permitted", "served_lanes",
+    "AUTO", "AUTO_LANES", "BATCH_LANE", "DEFAULT_LANE", "LANES", "Lane", "LaneAsked", "LaneFacts", "can_answer",
+    "has_own_model", "lanes_in_words", "packs", "permitted", "served_lanes",
 ]  # fmt: skip
 
 Lane = Literal["api", "gpu", "embed", "batch"]
@@ -60,6 +60,14 @@ def permitted(lane: str, lanes: Sequence[str] | None) -> tuple[str, ...]:
 def has_own_model(lane: str) -> bool:
     """Whether workers of this lane host a model themselves. False for a lane that there is not."""
     return lane in LANES and LANES[lane].has_own_model
+
+
+def can_answer(lane: str, endpoint: str) -> bool:
+    """A lane for one endpoint only is no choice for the requests of others, nor is a model of one's own for another API."""
+    facts = LANES[lane]
+    if facts.has_own_model and endpoint not in OPENAI | facts.endpoints:
+        return False
+    return facts.endpoint in (None, endpoint) or endpoint in facts.endpoints
 
 
 def packs(lane: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from penstock_ledger import LaneMoves, OutcomeStore, Provenance, ProviderBatchStore
+from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance
 from penstock_producer.reporting.account import Report, build
 
 if TYPE_CHECKING:
@@ -27,5 +27,5 @@ def gathered(database: Database, job: Job, *, stats: Mapping[str, int], seconds:
         made_with=Provenance(database).of(job.job_id),
         moves=LaneMoves(database).of(job.job_id) if job.moves else [],
         lanes=outcomes.by_lane(job.job_id),
-        created=ProviderBatchStore(database).created(job.job_id),
+        created=BatchFigures(database).created(job.job_id),
     )

@@ -62,9 +62,9 @@ class ReplaySource:
             line = letter.line or 0
             return BadRow(
                 "replay", line, fault.code, fault.field, fault.message, fault.value, fault.fix, doc_id, cursor,
-                letter.request,
+                letter.request, endpoint=letter.endpoint,
             )  # fmt: skip
-        return Document(doc_id, body, position, letter.line or 0, cursor)
+        return Document(doc_id, body, position, letter.line or 0, cursor, letter.endpoint)
 
     def _original(self, doc_id: str) -> bytes:
         """The request before the first replay: a document that is replayed has a dead letter in the first generation."""

@@ -95,7 +95,7 @@ class Table:
                 outcome.reason,
                 outcome.last_error,
             ]
-        text = storable(text_of(self._endpoint, outcome.body))
+        text = storable(text_of(outcome.endpoint or self._endpoint, outcome.body))
         head = (key.doc_id, SUCCEEDED, outcome.finish_reason, text)
         return [*head, *self._answer(text, outcome.body), outcome.model, *figures, key.generation, None, None]
 

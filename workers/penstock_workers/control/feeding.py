@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from penstock_ledger import Database, LiveFeed, ProviderBatchStore, RemainderStore
-from penstock_ledger.model import Job
+from penstock_ledger.model import Feed, FeedKind, Job
+from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.repair import publish_waiting
+from penstock_producer.rows import Document
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeds.even import room_of
 from penstock_workers.control.feeds.feed_windows import FeedWindows
@@ -30,6 +33,11 @@ class Part(NamedTuple):
 
 
 WHOLE = Part(0, 1, 1)
+
+
+def is_open(feed: Feed) -> bool:
+    """Whether documents may still be pushed into it."""
+    return feed.kind is FeedKind.SPOOL and not feed.exhausted
 
 
 class Feeding:
@@ -63,20 +71,32 @@ class Feeding:
 
     def feed(self, job: Job, led: LedFeed, part: Part = WHOLE) -> None:
         feeder = led.feeder
-        if job.moves and not feeder.feed.cursor and self._batches.holds_documents(job.job_id, feeder.feed.generation):
+        in_batches = job.moves and not feeder.feed.cursor
+        in_batches = in_batches and self._batches.holds_documents(job.job_id, feeder.feed.generation)
+        if in_batches and feeder.feed.kind is not FeedKind.SPOOL:
             return  # Redis was lost: from the start on come documents that are in batches, which would be paid twice
         room, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation, ordered=feeder.ordered)
         documents = self._limits.within_budget(job, room_of(part.place, part.of, room))
         if documents:
-            fed = feeder.step(min(documents, max(1, FEED_MAX // part.led_here)))
+            most = min(documents, max(1, FEED_MAX // part.led_here))
+            fed = feeder.advance(most, partial(self._publish_new, feeder)) if in_batches else feeder.step(most)
             self._windows.note_fed(job, fed.published)
             self._counters.add("fed", job.lane, fed.published)
 
+    def _publish_new(self, feeder: Feeder, documents: Sequence[Document]) -> tuple[int, int]:
+        """Of an open job, some of whose documents are in batches: those wait, and what was pushed since does not."""
+        known = self._remainders.known([feeder.key(document.doc_id) for document in documents])
+        report = feeder.publish([document for document in documents if feeder.key(document.doc_id) not in known])
+        return report.published, report.done + report.in_window + len(known)
+
     def feed_waiting(self, job: Job, led: LedFeed) -> bool:
-        """Publish documents that another lane of the job has left without an outcome; whether there were any."""
+        """Publish documents that another lane of the job has left without an outcome; whether there were any. They leave half of
+        the room to what is pushed into an open job meanwhile."""
         feeder = led.feeder
         room, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation)
         documents = min(self._limits.within_budget(job, room), FEED_MAX)
+        if is_open(feeder.feed):
+            documents = (documents + 1) // 2
         rows = self._remainders.unclaimed(job.job_id, feeder.feed.generation, documents) if documents else iter(())
         waiting = list(islice(rows, documents))
         if waiting:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
+    BatchFigures,
     Database,
     FeedLost,
     JobSeen,
@@ -17,7 +18,6 @@ from penstock_ledger import (
     LiveFeed,
     LiveJob,
     OutcomeStore,
-    ProviderBatchStore,
     RedisAddress,
     RedisForgot,
     RedisLedger,
@@ -29,7 +29,7 @@ from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import packs
 from penstock_workers.control.counters import Counters
-from penstock_workers.control.feeding import Feeding
+from penstock_workers.control.feeding import Feeding, is_open
 from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
@@ -76,7 +76,7 @@ class JobSteps:
         tracing: Tracing | None = None,
     ) -> None:
         jobs, outcomes, states = JobStore(database), OutcomeStore(database), JobStates(JobStore(database), hot)
-        balance, batches = Balance(jobs, outcomes), ProviderBatchStore(database)
+        balance, batches = Balance(jobs, outcomes), BatchFigures(database)
         self._batches = batches
         self._settings = settings
         self._tracing = tracing
@@ -246,7 +246,8 @@ class JobSteps:
     def _advance(self, job: Job, led: LedFeed, outstanding: int) -> None:
         feed = led.feeder.feed
         with self._faults_of(job, led):
-            if job.moves and not packs(job.lane) and self._feeding.feed_waiting(job, led):
+            waits = job.moves > 0 and not packs(job.lane) and self._feeding.feed_waiting(job, led)
+            if waits and not is_open(feed):
                 pass  # what is new comes after it
             elif feed.shards:
                 self._feeding.look(job, led)

@@ -39,6 +39,7 @@ class JobView:
     fallback: JobView | None = None  # the same job with the next model that an item is asked of, see follow_ups.py
     awaited: bool = False  # callers wait for its answers: they are settled without delay, and announced
     tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
+    named_endpoint: str | None = None  # the path that these items name, where it is not the job's
 
 
 class Item(Struct, eq=False):

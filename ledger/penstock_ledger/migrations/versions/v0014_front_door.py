@@ -1,4 +1,5 @@
-"""What the HTTP doors keep: keys, files, batches, calls, webhooks; and the tenant of a job, by which they search.
+"""What the HTTP doors keep: keys, files, batches, calls, webhooks; the tenant of a job, by which they search; and the
+endpoint of an outcome, where its document named another one than its job.
 
 Processes of the release before write jobs without the column, and go on: such a job is the operator's until its row is filled in.
 """
@@ -19,6 +20,7 @@ def upgrade() -> None:
     op.create_index("jobs_tenant", "jobs", ["tenant", "created_at", "job_id"])
     field = "json_extract(spec, '$.tenant')" if op.get_bind().dialect.name == "sqlite" else "spec::json ->> 'tenant'"
     op.execute(f"""UPDATE jobs SET tenant = {field} WHERE spec LIKE '%"tenant":"%'""")  # noqa: S608  # one of two constants
+    op.add_column("outcomes", sa.Column("endpoint", sa.Text()))
     _keys_and_files()
     _batches_and_calls()
     _webhooks()
@@ -149,4 +151,5 @@ def downgrade() -> None:
     for table in ("webhook_deliveries", "webhook_endpoints", "door_calls", "door_batches", "door_files", "api_keys"):
         op.drop_table(table)
     op.drop_index("jobs_tenant", "jobs")
+    op.drop_column("outcomes", "endpoint")
     op.drop_column("jobs", "tenant")

@@ -181,11 +181,11 @@ class TableSource:
             record = {
                 column.name: plain(value, column) for column, value in zip(reader.columns, row.values, strict=True)
             }
-            doc_id, body = self._form.read(record)
+            doc_id, body, endpoint = self._form.read(record)
         except RowFault as fault:
             fault.doc_id = fault.doc_id or str(key)
             return self._bad(line, fault, cursor, f"{self.id_field} {key!r}")
-        return Document(doc_id, body, orjson.dumps(key).decode(), line, cursor)
+        return Document(doc_id, body, orjson.dumps(key).decode(), line, cursor, endpoint)
 
     def _without_key(self, value: Any, size: int | None, line: int) -> BadRow:
         """``value`` is what cannot be an id; None where it is null, or has more bytes than are asked for."""

@@ -1,7 +1,8 @@
-"""The two forms of an input row, each turned into (doc_id, request body).
+"""The two forms of an input row, each turned into (doc_id, request body, endpoint).
 
 OpenAI Batch lines `{"custom_id", "method", "url", "body"}` keep their body: the spec's model and params only fill in
-what it lacks. (A line for OpenAI's chat in a job for Anthropic's Messages or for Gemini is translated.) Plain records become
+what it lacks. (A line for OpenAI's chat in a job for Anthropic's Messages or for Gemini is translated; any other line may name
+a path of its own, where all lanes of the job answer it.) Plain records become
 a body through the spec's prompt, or with the messages in one of their columns. The spec decides which form it is: with one of
 both, plain records; without, batch lines.
 """
@@ -21,6 +22,7 @@ from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.targets import at_endpoint, url_refusal
 from penstock_producer.prompts.messages import BadMessages
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.asked import Attachments, asked_of
@@ -37,8 +39,8 @@ class RowForm(Protocol):
     media_columns: tuple[str, ...]  # of images and sounds: their values may be bytes
     tally: Tally  # of what it changed in rows
 
-    def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
-        """Document id and request body of a row of a file. Raises RowFault."""
+    def read(self, record: dict[str, Any]) -> tuple[str, bytes, str | None]:
+        """Document id and request body of a row of a file, and its endpoint where that is not the job's. Raises RowFault."""
         ...
 
     def request(self, given: dict[str, Any]) -> bytes:
@@ -84,6 +86,7 @@ class BatchLines:
 
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
+        self._spec, self._others = spec, dict[str, BatchLines]()  # by endpoint: as the lines that name it are read
         self._max_body_bytes = max_body_bytes
         self._needs_model = spec.asks_a_provider
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
@@ -93,17 +96,20 @@ class BatchLines:
         self._model, self._params = spec.model, spec.sent_params()
         self.tally = Tally()
 
-    def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
+    def read(self, record: dict[str, Any]) -> tuple[str, bytes, str | None]:
         try:
             custom_id, method, url, body = record["custom_id"], record["method"], record["url"], record["body"]
         except KeyError as missing:
             raise _missing(str(missing.args[0]), record) from None
         doc_id = check_doc_id(custom_id, "custom_id", fix="give every line a custom_id of its own")
+        form = self
         try:
-            self._check_target(method, url)
-            return doc_id, self.request(self._translated(body) if url != self._endpoint else body)
+            form = self._of_target(method, url)
+            if form is not self:
+                return doc_id, form.request(body), url
+            return doc_id, self.request(self._translated(body) if url != self._endpoint else body), None
         except RowFault as fault:
-            fault.doc_id = doc_id
+            fault.doc_id, fault.endpoint = doc_id, None if form is self else url
             raise
 
     def request(self, given: Any) -> bytes:
@@ -141,19 +147,25 @@ class BatchLines:
                 "untranslatable_request", error.message, fix=error.fix, field=f"body.{error.place}", value=error.value
             ) from None
 
-    def _check_target(self, method: Any, url: Any) -> None:
+    def _of_target(self, method: Any, url: Any) -> BatchLines:
+        """What reads a line with this target: itself, or another one for another endpoint."""
         if method != "POST":
             raise RowFault(
                 "invalid_method", "Only POST is supported.", fix='write "POST"', field="method", value=seen(method)
             )
-        if url != self._endpoint and not (url == CHAT and (self._is_anthropic or self._is_gemini)):
-            raise RowFault(
-                "invalid_url",
-                f"The url does not match the batch endpoint {self._endpoint}.",
-                fix="make them equal, or submit with the endpoint of the lines (--endpoint)",
-                field="url",
-                value=seen(url),
-            )
+        if url == self._endpoint or (url == CHAT and (self._is_anthropic or self._is_gemini)):
+            return self
+        return self.at(url)
+
+    def at(self, url: Any) -> BatchLines:
+        """What reads lines that name this path, which is not the job's. Raises RowFault for a path that none may name."""
+        other = self._others.get(url) if type(url) is str else None
+        if other is None:
+            if (refusal := url_refusal(url, self._spec)) is not None:
+                why, fix = refusal
+                raise RowFault("invalid_url", why, fix=fix, field="url", value=seen(url))
+            other = self._others[url] = BatchLines(at_endpoint(self._spec, url), self._max_body_bytes)
+        return other
 
     def _check_request(self, request: Mapping[str, Any]) -> None:
         if request.get("stream"):
@@ -194,10 +206,10 @@ class PlainRecords:
         self.read_columns: tuple[str, ...] | None = None if self._asked.whole_row else tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
 
-    def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
+    def read(self, record: dict[str, Any]) -> tuple[str, bytes, str | None]:
         doc_id = self._doc_id(record)
         try:
-            return doc_id, self.request(record)
+            return doc_id, self.request(record), None
         except RowFault as fault:
             fault.doc_id = doc_id
             raise

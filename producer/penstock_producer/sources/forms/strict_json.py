@@ -43,6 +43,7 @@ class RowFault(Exception):
         self.field = field
         self.value = value
         self.doc_id = doc_id
+        self.endpoint: str | None = None  # that the row names, where it is not the job's
         super().__init__(code)
 
 

@@ -22,7 +22,7 @@ from penstock_producer.errors import BadReference, SourceChanged, SourceUnavaila
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document, Place
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
-from penstock_producer.sources.forms.row_forms import form_of
+from penstock_producer.sources.forms.row_forms import BatchLines, RowForm, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.media.parts import media_of
 from penstock_producer.sources.outcomes.where import Where
@@ -129,7 +129,8 @@ class OutcomesSource:
             return BadRow(
                 self.uri, 0, fault.code, fault.field, fault.message, fault.value, fault.fix, doc_id, cursor, request
             )
-        return Document(doc_id, body, f"{generation}:{doc_id}", 0, cursor)
+        endpoint = None if self._spec.takes_records else outcome.endpoint
+        return Document(doc_id, body, f"{generation}:{doc_id}", 0, cursor, endpoint)
 
     def _again(self, outcome: Result | DeadLetter) -> bytes:
         if isinstance(outcome, Result):
@@ -140,7 +141,10 @@ class OutcomesSource:
         if not outcome.request:
             raise RowFault(outcome.reason, outcome.last_error, fix="correct the row and submit it again")
         request = _loads(outcome.request)
-        return self._form.request({**request, **self._changes} if isinstance(request, dict) else request)
+        form: RowForm = self._form
+        if outcome.endpoint is not None and isinstance(self._form, BatchLines):
+            form = self._form.at(outcome.endpoint)
+        return form.request({**request, **self._changes} if isinstance(request, dict) else request)
 
     def _asked(self, record: Mapping[str, Any], fields: Any, request: bytes) -> bytes:
         sent = sent_text(_loads(request)) if request else None

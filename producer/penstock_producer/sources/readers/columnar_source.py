@@ -82,12 +82,12 @@ class ColumnarSource(PinnedRows):
             if isinstance(record, RowFault):
                 raise record
             media = self._form.media_columns
-            doc_id, body = self._form.read(
+            doc_id, body, endpoint = self._form.read(
                 {name: _plain(value, name, takes_bytes=name in media) for name, value in record.items()}
             )
         except RowFault as fault:
             return self._bad(number, fault, cursor)
-        return Document(doc_id, body, position, number, cursor)
+        return Document(doc_id, body, position, number, cursor, endpoint)
 
     def _batches(self, group: int) -> Iterator[Any]:
         import pyarrow

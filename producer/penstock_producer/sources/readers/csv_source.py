@@ -58,12 +58,12 @@ class CsvSource(PinnedRows):
             if header is None:
                 raise RowFault("empty_source", "There is no header.", fix="restore it")
             values = parse_record(data, header[1])
-            doc_id, body = self._form.read(self._named(values, header[0]))
+            doc_id, body, endpoint = self._form.read(self._named(values, header[0]))
         except RowFault as fault:
             raise self._no_document(position, fault.code, fault.message) from None
         except (csv.Error, UnicodeDecodeError, StopIteration) as fault:
             raise BadReference(f"{self.uri}: at {position} there is no document ({type(fault).__name__})") from None
-        return Document(doc_id, body, position, 0, {})
+        return Document(doc_id, body, position, 0, {}, endpoint)
 
     def _read(self, record: Record, names: list[str]) -> Document | BadRow:
         cursor: Cursor = {"offset": record.end, "line": record.next_line}
@@ -73,10 +73,10 @@ class CsvSource(PinnedRows):
             row = self._named(record.values, names)
             if record.doubtful:
                 self._check_texts(row)
-            doc_id, body = self._form.read(row)
+            doc_id, body, endpoint = self._form.read(row)
         except RowFault as fault:
             return self._bad(record.line, fault, cursor)
-        return Document(doc_id, body, f"{record.offset}:{record.length}", record.line, cursor)
+        return Document(doc_id, body, f"{record.offset}:{record.length}", record.line, cursor, endpoint)
 
     def _named(self, values: list[str], names: list[str]) -> dict[str, Any]:
         if len(values) != len(names):

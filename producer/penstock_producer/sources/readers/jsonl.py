@@ -35,10 +35,10 @@ class JsonlSource(PinnedRows):
         offset, length = self._span(position)
         data = self._blob.read(offset, length)
         try:
-            doc_id, body = self._form.read(parse_object(data, self._form.control_keys))
+            doc_id, body, endpoint = self._form.read(parse_object(data, self._form.control_keys))
         except RowFault as fault:
             raise self._no_document(position, fault.code, fault.message) from None
-        return Document(doc_id, body, position, 0, {})
+        return Document(doc_id, body, position, 0, {}, endpoint)
 
     def _read(self, line: Line, *, first: bool) -> Document | BadRow:
         number, offset, data, length, end, last = line
@@ -49,12 +49,12 @@ class JsonlSource(PinnedRows):
             record = self._parse(data, last)
             if first:
                 self._check_form(record)
-            doc_id, body = self._form.read(record)
+            doc_id, body, endpoint = self._form.read(record)
         except RowFault as fault:
             if first and not has_known_ending(self.uri) and fault.code == "invalid_json_line":
                 fault.fix += "; a file of CSV whose name does not say so is read with --format csv"
             return self._bad(number, fault, cursor)
-        return Document(doc_id, body, f"{offset}:{length}", number, cursor)
+        return Document(doc_id, body, f"{offset}:{length}", number, cursor, endpoint)
 
     def _parse(self, data: bytes, last: bool) -> dict[str, Any]:
         return parse_surveyed(data) if self._surveyed else parse_object(data, self._form.control_keys, last=last)

@@ -98,5 +98,5 @@ class PinnedRows(ABC):
     def _bad(self, number: int, fault: RowFault, cursor: Cursor) -> BadRow:
         return BadRow(
             self.uri, number, fault.code, fault.field, fault.message, fault.value, fault.fix, fault.doc_id, cursor,
-            unit=self.unit,
+            unit=self.unit, endpoint=fault.endpoint,
         )  # fmt: skip

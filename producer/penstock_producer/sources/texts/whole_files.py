@@ -154,7 +154,7 @@ class WholeFiles(ABC):
         cursor: Cursor = {"number": number}
         try:
             record = self._record(entry, data)
-            doc_id, body = self._form.read(record)
+            doc_id, body, endpoint = self._form.read(record)
             position = f"{entry.size}:{quote(entry.tag, safe='')}:{quoted(entry.name)}"
             if len(position) > _MAX_POSITION_CHARS:
                 raise RowFault(
@@ -166,7 +166,7 @@ class WholeFiles(ABC):
                 shown(self._listing.uri, entry.name), number, fault.code, fault.field, fault.message, fault.value, fault.fix,
                 entry.name if is_id else fault.doc_id, cursor, unit=FILE,
             )  # fmt: skip
-        return Document(doc_id, body, position, number, cursor)
+        return Document(doc_id, body, position, number, cursor, endpoint)
 
     def _record(self, entry: Entry, data: bytes | None) -> dict[str, Any]:
         if entry.fault is not None:

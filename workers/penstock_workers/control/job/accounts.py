@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from penstock_ledger import BOUNDLESS, Account, BudgetBook, ProviderBatchStore, TenantAccounts
+from penstock_ledger import BOUNDLESS, Account, BatchFigures, BudgetBook, TenantAccounts
 from penstock_ledger.model import Job
 from penstock_workers.control.job.budget import MICROUSD
 
@@ -24,7 +24,7 @@ that was lost, may show one too few. With the lease of a worker that makes a min
 class Accounts:
     """Belongs to the control thread."""
 
-    def __init__(self, book: BudgetBook, batches: ProviderBatchStore, tenants: TenantAccounts) -> None:
+    def __init__(self, book: BudgetBook, batches: BatchFigures, tenants: TenantAccounts) -> None:
         self._book, self._batches, self._tenants = book, batches, tenants
         self._spent_at: dict[str, float] = {}  # monotonic times of the latest looks into SQL, by job
         self._stray_at: dict[str, float] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from penstock_ledger import CANCEL_WAIT_S, FeedLost, JobStore, OutcomeStore, ProviderBatchStore, RedisLedger
+from penstock_ledger import CANCEL_WAIT_S, BatchFigures, FeedLost, JobStore, OutcomeStore, RedisLedger
 from penstock_ledger.model import Job, JobState
 from penstock_producer.errors import SourceError
 from penstock_producer.feed.repair import write_off
@@ -25,7 +25,7 @@ class Cancelling:
         self,
         jobs: JobStore,
         outcomes: OutcomeStore,
-        batches: ProviderBatchStore,
+        batches: BatchFigures,
         hot: RedisLedger,
         states: JobStates,
         balance: Balance,

@@ -2,8 +2,9 @@
 
 A lane is looked at with what may follow it: a cheap one that is slow, or whose time is not known, may be tried as long as
 another lane can still do what is left before the deadline. A batch that stands still looks like one that works, so no job
-waits for one beyond the last moment at which another lane would be in time. Without a deadline a real-time price is paid only
-where the job permits no other, or says the order of its lanes itself.
+waits for one beyond the last moment at which another lane would be in time. What costs more than is left of the job's budget
+is taken only where nothing that works costs less: not even for the deadline, since the job would pause half-way. Without
+a deadline a real-time price is paid only where the job permits no other, or says the order of its lanes itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock_workers.control.lanes.paces import InBatches
-from penstock_workers.control.lanes.say import sentence
+from penstock_workers.control.lanes.say import of_budget, sentence
 from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
 from penstock_workers.lane_changes import LaneChangeSettings
 
@@ -36,8 +37,9 @@ def choose(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeS
     """One of ``lanes``, which are in the job's order. Times are Unix seconds."""
     here = next((one for one in lanes if one.lane == job.lane), None)
     best = _best(job, lanes, here, now, rules)
+    free = _best(job._replace(usd_left=None), lanes, here, now, rules)
     meets = None if job.deadline_at is None else best.meets
-    why = sentence(job, here, best, now)
+    why = f"{sentence(job, here, best, now)}{of_budget(job, best, free, _passes(job, best))}"
     return Choice(best.now.lane, _reason(job, lanes, here, best), why, _figures(job, lanes, best, now, rules), meets)
 
 
@@ -52,6 +54,8 @@ def _best(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, now: floa
     usable = [one for one in permitted if one.trouble is None]
     if not usable:
         usable = [here] if here is not None and here in permitted else list(permitted)
+    paid_for = [plan.now for plan in _plans(job, usable, now, rules) if not _passes(job, plan)]
+    usable = paid_for or usable
     usable = [one for one in usable if one.lane not in job.left_late] or usable
     found = _plans(job, usable, now, rules)
     meeting = [plan for plan in found if plan.meets]
@@ -61,6 +65,15 @@ def _best(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, now: floa
     best = min(meeting, key=lambda plan: _preference(job, lanes, plan))
     stays = next((plan for plan in meeting if plan.now is here), None)
     return best if stays is None or _is_worth_a_move(job, stays, best) else stays
+
+
+def _passes(job: JobNow, plan: Plan) -> bool:
+    """Whether it would cost more than is left of the budget, as far as that is known. What batches have answered is paid, and
+    not paid again elsewhere."""
+    if job.usd_left is None or plan.usd is None:
+        return False
+    again = 0.0 if plan.now.lane == job.lane or not job.left else plan.usd * min(job.answered, job.left) / job.left
+    return plan.usd - again > job.usd_left + CENT
 
 
 def _is_last_moment(job: JobNow, plan: Plan, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> bool:
@@ -111,11 +124,12 @@ def _plan(job: JobNow, one: LaneNow, lanes: Sequence[LaneNow], horizon_s: float,
     """The best that begins with this lane: alone where that meets the deadline, else with the one that follows."""
     moving_s = rules.moving_s if job.lane not in (None, one.lane) else 0.0
     alone = _alone(job, one, horizon_s, moving_s, rules)
-    if alone.meets:
+    if alone.meets and not _passes(job, alone):
         return alone
     others = [other for other in lanes if other.lane != one.lane and other.trouble is None and other.pace is not None]
     followed = [_followed(job, one, other, horizon_s, moving_s, rules) for other in others]
     found = [alone, *(plan for plan in followed if plan is not None)]
+    found = [plan for plan in found if not _passes(job, plan)] or found
     meeting = [plan for plan in found if plan.meets]
     return min(meeting, key=_cost) if meeting else min(found, key=_late)
 
@@ -188,6 +202,8 @@ def _figures(
 ) -> Mapping[str, float | str | None]:
     """Of the job and of each lane, flat."""
     figures: dict[str, float | str | None] = {"documents_left": job.left}
+    if job.usd_left is not None:
+        figures["budget_left_usd"] = round(job.usd_left, 6)
     if job.deadline_at is not None:
         figures |= {
             "deadline_at": round(job.deadline_at),

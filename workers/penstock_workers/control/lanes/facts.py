@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import redis
 
-from penstock_ledger import BatchesOpen, Database, LaneMove, OutcomeStore, ProviderBatchStore, RedisLedger, WorkerSeen
+from penstock_ledger import BatchesOpen, BatchFigures, Database, LaneMove, OutcomeStore, RedisLedger, WorkerSeen
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.job.lanes import AUTO, LANES, has_own_model, packs
 from penstock_producer.job.spec import JobSpec
@@ -59,7 +59,7 @@ class LaneFacts:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings, self._rules, self._clock = settings, settings.lanes, clock
-        self._outcomes, self._batches = OutcomeStore(database), ProviderBatchStore(database)
+        self._outcomes, self._batches = OutcomeStore(database), BatchFigures(database)
         self._hot, self._quotas, self._specs = hot, quotas, specs
         self._measured = Measured()
         self._live: Sequence[Job] = ()
@@ -92,6 +92,7 @@ class LaneFacts:
             deadline_at=deadline_at,
             by_order=spec.lane != AUTO,
             answered=0 if around.batches is None else around.batches.answered,
+            usd_left=self._usd_left(job, spec),
             left_late=_left_late(moves, deadline_at),
         )
         return seen, [self._lane(lane, around) for lane in spec.permitted_lanes]
@@ -145,6 +146,10 @@ class LaneFacts:
         prices = None if around.provider is None else around.provider.prices_of(model)
         usd = own.usd_each if own is not None else usd_each(lane, around.tokens, prices)
         return LaneNow(lane, usd, speed.pace, speed.by, LANES[lane].is_real_time, self._trouble(lane, around))
+
+    def _usd_left(self, job: Job, spec: JobSpec) -> float | None:
+        """Of its budget; what is reserved for what is under way is for documents that are left."""
+        return None if spec.budget_usd is None else spec.budget_usd - self._batches.spent(job.job_id) / 1e6
 
     def _is_silent(self, around: _Around) -> bool:
         """The job is in a lane that does not answer: nothing is assumed of it."""

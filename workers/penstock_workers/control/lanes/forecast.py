@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from penstock_producer.accepting.acceptance import can_answer
 from penstock_producer.accepting.estimates import Estimate
-from penstock_producer.job.lanes import AUTO, LANES, has_own_model, packs
+from penstock_producer.job.lanes import AUTO, LANES, can_answer, has_own_model, packs
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit.for_penstock import QuotaView
@@ -40,7 +39,8 @@ def forecast(
 ) -> Choice:
     """What control would choose first, as far as that is known now."""
     deadline_at = None if spec.deadline_s is None else now + spec.deadline_s
-    job = JobNow(None if spec.lane == AUTO else spec.first_lane, documents, deadline_at, by_order=spec.lane != AUTO)
+    begins = None if spec.lane == AUTO else spec.first_lane
+    job = JobNow(begins, documents, deadline_at, by_order=spec.lane != AUTO, usd_left=spec.budget_usd)
     lanes = [_lane(lane, spec, guess, documents, known, rules, now) for lane in spec.permitted_lanes]
     return choose(job, lanes, now, rules)
 

@@ -8,7 +8,7 @@ from typing import Final
 from penstock_workers.control.lanes.paces import InBatches, OneByOne
 from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
 
-__all__ = ["clock", "dollars", "lasting", "sentence"]
+__all__ = ["clock", "dollars", "lasting", "of_budget", "sentence"]
 
 DAY_S: Final = 86_400.0
 CENTS: Final = 0.01
@@ -23,6 +23,22 @@ def sentence(job: JobNow, here: LaneNow | None, best: Plan, now: float) -> str:
     if job.deadline_at is None or best.meets:
         return said
     return f"{said}. No lane is expected to meet the deadline at {clock(job.deadline_at, now)}; {best.now.lane} comes nearest"
+
+
+def of_budget(job: JobNow, best: Plan, free: Plan, passes: bool) -> str:
+    """What the budget has to do with it, as the end of the sentence. ``free``: what would be taken without one."""
+    if job.usd_left is None:
+        return ""
+    left = f"the {dollars(max(0.0, job.usd_left))} that are left of the budget"
+    if passes:
+        return f". That is more than {left}: the job will pause when they are spent"
+    if free.usd is not None and (free.now.lane != best.now.lane or free.then != best.then):
+        return f". {_together(free)} would cost {dollars(free.usd)}, more than {left}"
+    return ""
+
+
+def _together(plan: Plan) -> str:
+    return plan.now.lane if plan.then is None else f"{plan.now.lane} and then {plan.then.lane}"
 
 
 def _of_choice(job: JobNow, best: Plan, now: float) -> str:

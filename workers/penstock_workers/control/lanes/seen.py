@@ -32,6 +32,7 @@ class JobNow(NamedTuple):
     by_order: bool = False  # its lanes have an order of preference; else the cheaper one is preferred
     # Of what is left, as far as a provider tells, what running batches have answered: that is kept when they are cancelled.
     answered: int = 0
+    usd_left: float | None = None  # of its budget; None: it has none
     left_late: frozenset[str] = frozenset()  # lanes that it has left because of the deadline, or since they stood still
 
 

@@ -132,7 +132,8 @@ class ItemRunner:
 
     async def _open(self, item: Item) -> Attempt:
         """The item's job and its request body."""
-        job = self.reads.known_job(item.key.job_id) or await self.reads.job(item.key.job_id)
+        endpoint = item.message.endpoint
+        job = self.reads.known_job(item.key.job_id, endpoint) or await self.reads.job(item.key.job_id, endpoint)
         return Attempt.at(item, job, item.message.body or await self.reads.body(item))
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
@@ -246,4 +247,5 @@ class ItemRunner:
             outcome = decide(item, failure, self.policy) if isinstance(item, Attempt) else Unreadable(failure.detail)
         if not isinstance(item, Item) or (isinstance(item, Attempt) and item.begun):
             return outcome
-        return await self.starts.vouch(item, self.reads.known_job(item.key.job_id), outcome)
+        job = self.reads.known_job(item.key.job_id, item.message.endpoint)
+        return await self.starts.vouch(item, job, outcome)

@@ -34,6 +34,7 @@ def result_of(attempt: Attempt, reply: Reply) -> Result:
         latency_ms=reply.latency_ms,
         attempts=attempt.number,
         calls=attempt.calls_in_all,
+        endpoint=attempt.message.endpoint,
     )
 
 
@@ -52,6 +53,7 @@ def dead_letter(attempt: Attempt, failure: Failure) -> DeadLetter:
         prompt_tokens=spent.prompt_tokens,
         completion_tokens=spent.completion_tokens,
         cost_microusd=spent.cost_microusd,
+        endpoint=attempt.message.endpoint,
     )
 
 
@@ -142,6 +144,7 @@ def _message(item: Item, queue: str, retries: int) -> bytes:
         urgent=headers.get(URGENT_HEADER) is True,
         fed=fed if type(fed) is int else None,
         trace=trace if parse_traceparent(trace) is not None else None,
+        endpoint=message.endpoint,
     )
 
 

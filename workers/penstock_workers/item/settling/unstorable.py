@@ -50,6 +50,7 @@ class Unstorable:
             status_code=None,
             request=attempt.given,
             response=excerpt(said, EXCERPT_BYTES),
+            endpoint=attempt.message.endpoint,
         )
         return Instead(Settled(attempt, Dead(letter)), is_to_be_written=True)
 

@@ -165,8 +165,9 @@ def _attempt(batch: ProviderBatch, job: JobView, document: PackedDocument, body:
     spent = [document.prompt_tokens, document.completion_tokens, document.cost_microusd]
     headers = {CALLS_HEADER: document.calls, SPENT_HEADER: spent}
     delivery = Delivery(item_tag(key), None, headers, retries=document.attempts, queue=queue_name(job.spec.lane))
+    message = ItemMessage(key, body, None, job.named_endpoint)
     return BatchAttempt(
-        delivery, ItemMessage(key, body, None), key, job=job, given=body, body=body or NO_REQUEST, batch=batch.tag,
+        delivery, message, key, job=job, given=body, body=body or NO_REQUEST, batch=batch.tag,
         position=document.position, beside=batch.requests, has_left=has_left,
     )  # fmt: skip
 

@@ -86,9 +86,12 @@ class LedBatch:
         return self.batch.remote_id
 
     async def view(self) -> JobView | None:
-        """None for a job that was purged."""
-        job = await self.around.jobs.get(self.batch.job_id)
-        return None if job is None else await self.around.views.get(job.job_id)
+        """As its documents see it; None for a job that was purged."""
+        jobs, endpoint = self.around.jobs, self.batch.endpoint
+        job = await jobs.get(self.batch.job_id)
+        if job is None:
+            return None
+        return await self.around.views.get(job.job_id, None if endpoint == jobs.spec(job).endpoint else endpoint)
 
     async def files(self) -> PackedBatch:
         job = await self.around.jobs.get(self.batch.job_id)

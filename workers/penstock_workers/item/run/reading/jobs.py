@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from typing import Protocol
 
 from penstock_ledger import JobNotFound, JobStore, TenantBudgets, buckets_for
+from penstock_producer.errors import BadReference
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.targets import url_refusal
 from penstock_producer.pins import AWAITED
 from penstock_ratelimit import Flow, Priority
 from penstock_workers.errors import EndpointRefused, PricesMissing
@@ -19,7 +22,11 @@ from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
 
-Reader = Callable[[str], JobView]
+Seen = tuple[str, str | None]  # a job, and the path that its items name, where that is not the job's
+
+
+class Reader(Protocol):
+    def __call__(self, job_id: str, endpoint: str | None = None) -> JobView: ...
 
 
 class JobBook:
@@ -27,42 +34,51 @@ class JobBook:
 
     def __init__(self, read: Reader) -> None:
         self._read = read
-        self._views: OrderedDict[str, asyncio.Future[JobView]] = OrderedDict()
+        self._views: OrderedDict[Seen, asyncio.Future[JobView]] = OrderedDict()
 
-    def known(self, job_id: str) -> JobView | None:
+    def known(self, job_id: str, endpoint: str | None = None) -> JobView | None:
         """The view if it is here already: the path that nearly every item takes, without a task switch."""
-        future = self._views.get(job_id)
+        future = self._views.get((job_id, endpoint))
         return future.result() if future is not None and future.done() and future.exception() is None else None
 
     def forget(self, job_id: str) -> None:
         """Read it anew when it is asked for next: it was given a budget, or has none any more."""
-        self._views.pop(job_id, None)
+        for seen in [seen for seen in self._views if seen[0] == job_id]:
+            self._views.pop(seen, None)
 
-    async def get(self, job_id: str) -> JobView:
-        """Raises JobNotFound, UnknownProvider, EndpointRefused, PricesMissing or what the database raises. A failure is not
-        remembered."""
-        future = self._views.get(job_id)
+    async def get(self, job_id: str, endpoint: str | None = None) -> JobView:
+        """``endpoint``: as items see it that are not for the job's.
+
+        Raises JobNotFound, BadReference, UnknownProvider, EndpointRefused, PricesMissing or what the database
+        raises. A failure is not remembered."""
+        seen = (job_id, endpoint)
+        future = self._views.get(seen)
         if future is None:
-            future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id))
-            self._views[job_id] = future
+            future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id, endpoint))
+            self._views[seen] = future
             if len(self._views) > JOBS_KEPT:
                 self._views.popitem(last=False)
         try:
             return await asyncio.shield(future)
         except Exception:
-            self._views.pop(job_id, None)
+            self._views.pop(seen, None)
             raise
 
 
 def read_job(jobs: JobStore, settings: WorkerSettings, tenants: TenantBudgets | None = None) -> Reader:
     """Reads a job from the ledger into what workers keep of it. A job may go from lane to lane: its requests are made, and paid
-    for, as those of the worker's own. ``tenants``: whose budgets bound their jobs."""
+    for, as those of the worker's own. ``tenants``: whose budgets bound their jobs.
 
-    def read(job_id: str) -> JobView:
+    Asked for an endpoint, it reads the job as items see it that are for another path than the job's."""
+
+    def read(job_id: str, endpoint: str | None = None) -> JobView:
         job = jobs.get(job_id)
         if job.job_id != job_id:  # a key of a job: items name jobs by their ids, under which they are settled
             raise JobNotFound(job_id)
         spec = JobSpec.accepted(job.spec)
+        if endpoint is not None:
+            _check_named(endpoint, spec)
+            spec = spec.model_copy(update={"endpoint": endpoint})
         if job.moves or len(spec.permitted_lanes) > 1:
             spec = spec.model_copy(update={"lane": settings.lane})
         flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
@@ -74,7 +90,7 @@ def read_job(jobs: JobStore, settings: WorkerSettings, tenants: TenantBudgets | 
             )  # fmt: skip
         reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
         awaited = bool(job.source.get(AWAITED))
-        return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view, awaited, tenant_usd)
+        return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view, awaited, tenant_usd, endpoint)
 
     return read
 
@@ -95,6 +111,13 @@ def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
     if refused is not None:  # the key of the fleet would go there
         raise EndpointRefused(refused)
     return provider
+
+
+def _check_named(endpoint: str, spec: JobSpec) -> None:
+    """Raises BadReference for a path that lines of the job may not name: its message is forged, and the job goes on."""
+    refusal = url_refusal(endpoint, spec)
+    if endpoint != spec.endpoint and refusal is not None:
+        raise BadReference(f"the message is for {endpoint}: {refusal[0]}")
 
 
 def flow_of(job_id: str, spec: JobSpec) -> Flow:

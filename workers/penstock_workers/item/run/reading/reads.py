@@ -35,13 +35,13 @@ class Reads:
         self._waiting = waiting
         self._failure_log = FailureLog(log)
 
-    def known_job(self, job_id: str) -> JobView | None:
+    def known_job(self, job_id: str, endpoint: str | None = None) -> JobView | None:
         """The job if it is here already: so it is for nearly every item, without a task switch."""
-        return self._jobs.known(job_id)
+        return self._jobs.known(job_id, endpoint)
 
-    async def job(self, job_id: str) -> JobView:
-        """Raises JobNotFound, JobCannotRun and SpecError."""
-        return await self._read("a job", lambda: self._jobs.get(job_id))
+    async def job(self, job_id: str, endpoint: str | None = None) -> JobView:
+        """``endpoint``: of an item that is not for the job's. Raises JobNotFound, JobCannotRun and SpecError."""
+        return await self._read("a job", lambda: self._jobs.get(job_id, endpoint))
 
     async def body(self, item: Item) -> bytes:
         """Of a message that travels by reference; empty where the item is ``lost``.

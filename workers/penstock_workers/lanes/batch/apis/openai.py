@@ -16,6 +16,7 @@ from penstock_workers.lanes.batch.apis.output_lines import Output, output_lines
 from penstock_workers.lanes.batch.apis.reading import counted, identifier, mapping, rows, said
 from penstock_workers.lanes.batch.apis.shapes import OPENAI, TAG, Shape
 from penstock_workers.lanes.batch.provider import (
+    BadLine,
     BatchAnswer,
     BatchGone,
     BatchRefused,
@@ -41,6 +42,10 @@ class OpenAIBatches:
         self._http, self._shape, self.limits = http, shape, shape.limits
 
     def line(self, custom_id: str, endpoint: str, body: bytes) -> bytes:
+        taken = self._shape.endpoints
+        if taken is not None and endpoint not in taken:
+            asked = ", ".join(sorted(taken))
+            raise BadLine(f"batches of this provider take requests to {asked}, and this one is for {endpoint}")
         return write_line(custom_id, None if self._shape.bare_lines else endpoint, body, self.limits.line_bytes)
 
     async def upload(self, batch: NewBatch) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from penstock_producer.job.endpoints import CHAT
 from penstock_workers.lanes.batch.apis.listing import Listing
 from penstock_workers.lanes.batch.provider import BatchLimits, NewBatch
 
@@ -83,6 +84,7 @@ class Shape(NamedTuple):
     batches_path: str = "/v1/batches"
     batches_query: Mapping[str, str] = {"limit": "100"}
     batches: Listing = BEHIND
+    endpoints: frozenset[str] | None = None  # that its batches may ask; None: it is not said
     bare_lines: bool = False  # a line has its id and its body, and no method and url
     asked: Callable[[NewBatch], dict[str, Any]] = _asked
     shown: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _shown
@@ -99,7 +101,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "azure": Shape(waits_for_file=True, key_header="api-key"),
     # As OpenAI, under /openai/v1; "The file can be up to 100 MB in size", windows "from `24h` to `7d`", chat only:
     # groq-python, its batch_create_params, and console.groq.com/docs/batch.
-    "groq": Shape(limits=LIMITS._replace(total_bytes=100_000_000, line_bytes=100_000_000)),
+    "groq": Shape(endpoints=frozenset({CHAT}), limits=LIMITS._replace(total_bytes=100_000_000, line_bytes=100_000_000)),
     # /files/upload as a form with `file_name`, purpose batch-api (docs.together.ai/reference/upload-file); `job` around
     # what was created, the list without a frame and without pages, statuses in capitals, no metadata, no counts
     # (together-python, its resources and types of batches); lines of custom_id and body, 50,000 requests and 100 MB

@@ -101,7 +101,7 @@ class Packer:
         try:
             for one in self._unfinished(self._remainders.alike(job.job_id, feed.generation, most)):
                 document = _fetch(source, one, changed)
-                if document is not None and not window.add(one.key.doc_id, document.body, one):
+                if document is not None and not window.add(document, one):
                     break
             packed = window.close(None, None)
         except BaseException:
@@ -140,7 +140,7 @@ class Packer:
         terms = self._terms(spec, feed)
         for document, before in self._documents_of(job, spec, feed, batch, terms):
             with contextlib.suppress(BadLine):  # it has its dead letter
-                packed_document, line = line_of(provider, terms, document.doc_id, document.body, before)
+                packed_document, line = line_of(provider, terms, document, before)
                 if not writer.has(packed_document.custom_id):
                     writer.add(packed_document, line, document.body)
 
@@ -200,7 +200,7 @@ class Packer:
             wanted = {document.doc_id: document for document in documents if _key(feed, document) not in done}
             for row in rows:
                 document = wanted.pop(row.doc_id, None) if isinstance(row, Document) else None
-                if document is not None and not window.add(document.doc_id, document.body, _new(feed, document)):
+                if document is not None and not window.add(document, _new(feed, document)):
                     return cursor, False
                 cursor = dict(row.cursor)
         return cursor, source.ended()
@@ -224,8 +224,9 @@ class Packer:
             self._go_on()
             documents = [row for row in rows if isinstance(row, Document) and row.line not in refused_lines]
             done = set() if is_sent else self._outcomes.terminal(_key(feed, document) for document in documents)
+            wanted = (batch.model, batch.endpoint)
             for document in documents:
-                if _key(feed, document) not in done and terms.model_of(document.body) == batch.model:
+                if _key(feed, document) not in done and terms.kind_of(document.body, document.endpoint) == wanted:
                     yield document, _new(feed, document)
 
     def _unfinished(self, found: Iterable[Remainder]) -> Iterator[Remainder]:

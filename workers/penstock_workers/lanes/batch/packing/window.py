@@ -1,7 +1,8 @@
-"""The batches that are being packed side by side: one per model, since a provider batch has one model.
+"""The batches that are being packed side by side: a provider batch has one model and one endpoint, so there is one for each
+pair of them.
 
 A window ends when one of them is full. All of them then have the same two cursors of the source, and differ in
-their models.
+their models or endpoints.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from uuid import uuid4
 from penstock_ledger import FIGURE_MAX, DeadLetter, ItemKey, NewProviderBatch, Remainder
 from penstock_producer.feed.routes import model_of
 from penstock_producer.prices.token_prices import ModelPrices
+from penstock_producer.rows import Document
 from penstock_ratelimit import Estimator
 from penstock_workers.item.run.may_cost import dearest
 from penstock_workers.lanes.batch.packing.custom_ids import custom_id
@@ -24,7 +26,9 @@ from penstock_workers.lanes.batch.provider import BadLine, BatchProvider, LineTo
 SAME_ID: Final = (
     "another document of its batch has the same custom_id {}, which is made of their ids; give one of them another id"
 )
-MODELS_MAX: Final = 32  # packed side by side: each has three files open
+OPEN_MAX: Final = 32  # packed side by side: each has three files open
+
+Kind = tuple[str | None, str]  # of the requests of one batch: their model and their endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +39,28 @@ class Terms:
     generation: int
     provider: str
     kind: str
-    endpoint: str
+    endpoint: str  # of documents that name none
     model: str | None  # None: each request names its own
     requests_max: int
     tokens_max: int | None  # that the account may have in batches
     prices_of: Callable[[str | None], ModelPrices | None]  # of a model
 
-    def model_of(self, body: bytes) -> str | None:
-        return self.model or model_of(body)
+    def kind_of(self, body: bytes, endpoint: str | None) -> Kind:
+        """``endpoint``: of the document, where it is not the job's."""
+        return self.model or model_of(body), endpoint or self.endpoint
 
 
 def line_of(
-    provider: BatchProvider, terms: Terms, doc_id: str, body: bytes, before: Remainder
+    provider: BatchProvider, terms: Terms, document: Document, before: Remainder
 ) -> tuple[PackedDocument, bytes]:
     """One document as the provider reads it. ``before``: what it used up until now. Raises BadLine and LineTooLong."""
-    name = custom_id(doc_id, provider.limits.id_chars)
-    line = provider.line(name, terms.endpoint, body)
+    name = custom_id(document.doc_id, provider.limits.id_chars)
+    line = provider.line(name, document.endpoint or terms.endpoint, document.body)
     most = min(provider.limits.line_bytes, provider.limits.total_bytes)
     if len(line) > most:
         raise LineTooLong(f"its line has {len(line)} bytes; one of a batch at {terms.provider} has at most {most}")
     used = (before.attempts, before.calls, before.prompt_tokens, before.completion_tokens, before.cost_microusd)
-    return PackedDocument(name, doc_id, before.position, *used), line
+    return PackedDocument(name, document.doc_id, before.position, *used), line
 
 
 @dataclass(slots=True)
@@ -73,35 +78,35 @@ class Window:
     def __init__(self, folder: PackedFolder, provider: BatchProvider, terms: Terms) -> None:
         self._folder, self._provider, self._terms = folder, provider, terms
         self._estimator = Estimator()
-        self._open: dict[str | None, _Open] = {}
+        self._open: dict[Kind, _Open] = {}
         self.letters: list[DeadLetter] = []  # of documents that can be no line of a batch
         self.kept: dict[str, bytes] = {}  # the documents of each batch for SQL, by tag, once it is closed
 
-    def add(self, doc_id: str, body: bytes, before: Remainder) -> bool:
+    def add(self, row: Document, before: Remainder) -> bool:
         """False, and the document is not in: the window has come to its end. ``before``: what it used up until now."""
         try:
-            document, line = line_of(self._provider, self._terms, doc_id, body, before)
+            document, line = line_of(self._provider, self._terms, row, before)
         except BadLine as error:
             reason = "request_too_large" if isinstance(error, LineTooLong) else "bad_request"
-            self.letters.append(_letter(before, reason, str(error), body))
+            self.letters.append(_letter(before, reason, str(error), row))
             return True
-        model = self._terms.model_of(body)
+        body, kind = row.body, self._terms.kind_of(row.body, row.endpoint)
         tokens = ceil(self._estimator.estimate_prompt(self._terms.job_id, len(body)))
-        packing = self._open.get(model)
+        packing = self._open.get(kind)
         if packing is None:
-            if len(self._open) >= MODELS_MAX:
+            if len(self._open) >= OPEN_MAX:
                 return False
             tag = uuid4().hex
-            packing = self._open[model] = _Open(tag, self._folder.writer(tag))
+            packing = self._open[kind] = _Open(tag, self._folder.writer(tag))
         elif packing.writer.has(document.custom_id):
             if before.key not in packing.keys:  # else the source shows the same document twice
-                self.letters.append(_letter(before, "bad_request", SAME_ID.format(document.custom_id), body))
+                self.letters.append(_letter(before, "bad_request", SAME_ID.format(document.custom_id), row))
             return True
         elif self._is_full(packing, len(line), tokens):
             return False
         packing.writer.add(document, line, body)
         packing.tokens += tokens
-        may_cost = packing.may_cost_microusd + self._may_cost(model, body, tokens)
+        may_cost = packing.may_cost_microusd + self._may_cost(kind[0], body, tokens)
         packing.may_cost_microusd = min(FIGURE_MAX, may_cost)
         packing.keys.append(before.key)
         return True
@@ -111,12 +116,12 @@ class Window:
     ) -> list[tuple[NewProviderBatch, list[ItemKey]]]:
         """The batches, each with its files on the disk and its documents."""
         terms, packed = self._terms, []
-        for model, packing in self._open.items():
+        for (model, endpoint), packing in self._open.items():
             packing.writer.close()
             if (kept := packing.writer.kept()) is not None:
                 self.kept[packing.tag] = kept
             batch = NewProviderBatch(
-                packing.tag, terms.job_id, terms.generation, terms.provider, terms.kind, model, terms.endpoint,
+                packing.tag, terms.job_id, terms.generation, terms.provider, terms.kind, model, endpoint,
                 cursor_before, cursor_behind, packing.writer.requests, packing.writer.size, packing.tokens,
                 packing.may_cost_microusd,
             )  # fmt: skip
@@ -143,7 +148,7 @@ class Window:
         )
 
 
-def _letter(before: Remainder, reason: str, why: str, body: bytes) -> DeadLetter:
+def _letter(before: Remainder, reason: str, why: str, row: Document) -> DeadLetter:
     return DeadLetter(
         key=before.key,
         reason=reason,
@@ -151,9 +156,10 @@ def _letter(before: Remainder, reason: str, why: str, body: bytes) -> DeadLetter
         calls=before.calls,
         last_error=why,
         status_code=None,
-        request=body,
+        request=row.body,
         response=None,
         prompt_tokens=before.prompt_tokens,
         completion_tokens=before.completion_tokens,
         cost_microusd=before.cost_microusd,
+        endpoint=row.endpoint,
     )

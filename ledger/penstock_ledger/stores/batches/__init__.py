@@ -1,0 +1,1 @@
+"""Batches at providers: the journal, what it says, and the documents that they left."""

@@ -1,0 +1,232 @@
+"""What the journal of provider batches says, read only: their figures, their states, and what they hold."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, exists, func, not_, or_, select
+
+from penstock_ledger.model import JobState
+from penstock_ledger.provider_batch import BatchesOpen, BatchState, BatchSum, ProviderBatch
+from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.tables import batch_remainders, jobs, paid_beside, tallies
+from penstock_ledger.sql.tables import provider_batch_ids as ids
+from penstock_ledger.sql.tables import provider_batches as table
+
+SUMS_MAX: Final = 200  # kinds of provider batches that a job is summed up by
+IS_OPEN: Final = table.c.state != bindparam("settled", str(BatchState.SETTLED))
+_AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
+_READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)  # then the journal says why a batch has ended
+_CUT_SHORT: Final = (
+    "lane_left",
+    "batch_cancelled",
+    "batch_stuck",
+    "batch_refused",
+)  # how the reasons of such batches begin
+# Since its end a batch that a living worker leads keeps its documents for so long: its answers are read.
+_READING_S: Final = 1_800.0
+_OF_BATCH: Final = tuple(ProviderBatch.__dataclass_fields__)
+
+
+class BatchFigures:
+    """Of the provider batches of all jobs. Nothing is written."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def refused_in_a_row(self, job_id: str, at_least: int, why: str) -> bool:
+        """Whether so many of the newest batches of a job that were created have all come to nothing, for a reason that
+        begins with ``why``."""
+        query = select(table.c.why).where(table.c.job_id == job_id, table.c.created_at.is_not(None))
+        newest = query.order_by(table.c.created_at.desc()).limit(at_least)
+        found = self._db.read(lambda connection: connection.execute(newest).scalars().all())
+        return len(found) == at_least and all(one is not None and one.startswith(why) for one in found)
+
+    def tokens_beside(self, batch: ProviderBatch) -> int:
+        """Those of all other batches that are at its provider."""
+        return int(self._db.read(lambda connection: connection.execute(held_beside(batch)).scalar_one()))
+
+    def spent(self, job_id: str) -> int:
+        """Millionths of a dollar that a job has paid for documents with an outcome, and for those that wait for another batch."""
+        return self._db.read(
+            lambda connection: int(sum(connection.execute(query).scalar_one() for query in _spent(job_id)))
+        )
+
+    def may_cost(self, job_id: str) -> dict[str, int]:
+        """The most that each batch of a job which may be at its provider costs, by their tags. None is settled."""
+        query = select(table.c.tag, table.c.may_cost_microusd)
+        query = query.where(table.c.job_id == job_id, IS_OPEN, table.c.creating_at.is_not(None))
+        return self._db.read(lambda connection: {row[0]: int(row[1]) for row in connection.execute(query)})
+
+    def tags_of(self, job_id: str) -> set[str]:
+        """Of the batches of a job that are not settled."""
+        query = select(table.c.tag).where(table.c.job_id == job_id, IS_OPEN)
+        return self._db.read(lambda connection: set(connection.execute(query).scalars()))
+
+    def not_handed_over(self, job_id: str) -> list[ProviderBatch]:
+        """Batches of a job that are not settled, and whose documents are not in another lane by now; the oldest first."""
+        query = select(table).where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None))
+        query = query.order_by(table.c.packed_at, table.c.tag)
+        return self._db.read(lambda connection: [batch_of(row) for row in connection.execute(query)])
+
+    def to_hand_over(self, job_id: str) -> list[ProviderBatch]:
+        """The same without those whose answers a living worker reads now."""
+
+        def read(connection: Connection) -> list[ProviderBatch]:
+            is_led = and_(table.c.owner.is_not(None), table.c.lease_until > self._db.now(connection))
+            is_fresh = func.coalesce(table.c.ended_at, 0.0) > time.time() - _READING_S
+            is_read = and_(table.c.state.in_((BatchState.ENDED, BatchState.COLLECTED)), is_led, is_fresh)
+            query = select(table).where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None), not_(is_read))
+            return [batch_of(row) for row in connection.execute(query.order_by(table.c.packed_at, table.c.tag))]
+
+        return self._db.read(read)
+
+    def holds_documents(self, job_id: str, generation: int) -> bool:
+        """Whether documents of a generation are in batches that are neither settled nor handed over."""
+        query = select(
+            exists().where(
+                table.c.job_id == job_id, table.c.generation == generation, IS_OPEN, table.c.handed_at.is_(None)
+            )
+        )
+        return bool(self._db.read(lambda connection: connection.execute(query).scalar_one()))
+
+    def is_handed_over(self, tag: str) -> bool:
+        query = select(table.c.handed_at).where(table.c.tag == tag)
+        return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none()) is not None
+
+    def open_of(self, job_id: str) -> int:
+        """Batches of a job that are not settled."""
+        query = select(func.count()).where(table.c.job_id == job_id, IS_OPEN)
+        return self._db.read(lambda connection: connection.execute(query).scalar_one())
+
+    def is_busy(self, job_id: str) -> bool:
+        """Whether documents of a job are in a batch, or wait for one, or for another lane."""
+        in_batch = exists().where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None))
+        waits = exists().where(batch_remainders.c.job_id == job_id)
+        return bool(self._db.read(lambda connection: connection.execute(select(or_(in_batch, waits))).scalar_one()))
+
+    def open_tags(self) -> set[str]:
+        """Of all jobs."""
+        query = select(table.c.tag).where(IS_OPEN)
+        return self._db.read(lambda connection: set(connection.execute(query).scalars()))
+
+    def packed_waiting(self, provider: str) -> int:
+        """Batches of a provider that wait to be created: their files take room, and their turn has not come. Those of jobs
+        that are paused do not count: other jobs would wait until a person resumes them."""
+        running = select(jobs.c.job_id).where(jobs.c.state == str(JobState.RUNNING))
+        query = select(func.count()).where(
+            table.c.state.in_((BatchState.PACKED, BatchState.UPLOADED)),
+            table.c.provider == provider,
+            table.c.job_id.in_(running),
+        )
+        return self._db.read(lambda connection: connection.execute(query).scalar_one())
+
+    def of_job(self, job_id: str, limit: int = 1_000) -> list[ProviderBatch]:
+        """The batches of a job, oldest first."""
+        query = select(table).where(table.c.job_id == job_id).order_by(table.c.packed_at, table.c.tag).limit(limit)
+        return self._db.read(lambda connection: [batch_of(row) for row in connection.execute(query)])
+
+    def sums(self, job_id: str) -> list[BatchSum]:
+        """The batches of a job, summed up by their states."""
+        columns = table.c
+
+        def read(connection: Connection) -> list[BatchSum]:
+            is_led = case(
+                (and_(columns.owner.is_not(None), columns.lease_until > self._db.now(connection)), 1), else_=0
+            )
+            query = (
+                select(
+                    columns.state, columns.status, columns.provider, func.count().label("batches"),
+                    func.sum(columns.requests).label("requests"), func.sum(columns.succeeded).label("succeeded"),
+                    func.sum(columns.failed).label("failed"), func.count(columns.succeeded).label("counted"),
+                    func.max(columns.why).label("why"), func.sum(is_led).label("led"),
+                )
+                .where(columns.job_id == job_id)
+                .group_by(columns.state, columns.status, columns.provider)
+                .order_by(func.min(columns.packed_at))
+                .limit(SUMS_MAX)
+            )  # fmt: skip
+            return [_sum_of(row) for row in connection.execute(query)]
+
+        return self._db.read(read)
+
+    def created(self, job_id: str) -> tuple[int, int]:
+        """Batches of a job that its providers took, and the requests in them."""
+        query = select(func.count(), func.coalesce(func.sum(table.c.requests), 0)).where(
+            table.c.job_id == job_id, table.c.remote_id.is_not(None)
+        )
+        batches, requests = self._db.read(lambda connection: connection.execute(query).one())
+        return int(batches), int(requests)
+
+    def open_times(self, job_id: str) -> BatchesOpen:
+        """Since when the batches of a job run, or wait to be created."""
+        columns, waiting = table.c, (str(BatchState.PACKED), str(BatchState.UPLOADED))
+        waits = columns.state.in_(waiting)
+        query = select(
+            func.min(columns.created_at).filter(columns.state == str(BatchState.CREATED)),
+            func.min(columns.packed_at).filter(waits),
+            func.max(columns.why).filter(waits),
+            func.coalesce(func.sum(columns.succeeded).filter(columns.state == str(BatchState.CREATED)), 0),
+        ).where(columns.job_id == job_id, IS_OPEN)
+        return self._db.read(lambda connection: _open_of(connection.execute(query).one()))
+
+    def lasted(self, provider: str, limit: int) -> list[float]:
+        """Seconds from the create to the end of the provider's last batches of all jobs, as it worked on them: without those
+        that were cancelled or refused, or that their job did not wait for."""
+        columns = table.c
+        status, why = func.lower(func.coalesce(columns.status, "")), func.coalesce(columns.why, "")
+        ended = select(columns.ended_at - columns.created_at).where(
+            columns.provider == provider, columns.created_at.is_not(None), columns.ended_at.is_not(None),
+            columns.state.in_(_READ), columns.handed_at.is_(None), status.not_like("%cancel%"), status.not_like("%fail%"),
+            *(~why.startswith(word, autoescape=True) for word in _CUT_SHORT),
+        )  # fmt: skip
+        query = ended.order_by(columns.ended_at.desc()).limit(limit)
+        return self._db.read(lambda connection: [float(seconds) for seconds in connection.execute(query).scalars()])
+
+    def kept_ids(self, tag: str) -> bytes | None:
+        """Which documents a batch has, as its packer wrote it; None where that was too much, or the batch is settled."""
+        query = select(ids.c.ids).where(ids.c.tag == tag)
+        return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
+
+
+def held_beside(batch: ProviderBatch) -> Any:
+    at_provider: tuple[ColumnElement[bool], ...] = (
+        table.c.provider == batch.provider,
+        table.c.state.in_(_AT_PROVIDER),
+        table.c.creating_at.is_not(None),
+        table.c.tag != batch.tag,
+    )
+    return select(func.coalesce(func.sum(table.c.tokens), 0)).where(*at_provider)
+
+
+def _spent(job_id: str) -> tuple[Any, ...]:
+    """By documents with an outcome, by those that wait for another batch, and what was paid besides."""
+    tables = (tallies, batch_remainders, paid_beside)
+    return tuple(
+        select(func.coalesce(func.sum(one.c.cost_microusd), 0)).where(one.c.job_id == job_id) for one in tables
+    )
+
+
+def batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:
+    values = {name: getattr(row, name) for name in _OF_BATCH}
+    for name in ("cursor_before", "cursor_behind"):
+        values[name] = None if values[name] is None else orjson.loads(values[name])
+    values["state"] = BatchState(row.state)
+    values["fence"] = row.fence if fence is None else fence
+    return ProviderBatch(**values)
+
+
+def _open_of(row: Any) -> BatchesOpen:
+    created_at, waits_since, why, answered = row
+    return BatchesOpen(created_at, waits_since, why, int(answered))
+
+
+def _sum_of(row: Any) -> BatchSum:
+    counted = row.counted == row.batches
+    return BatchSum(
+        BatchState(row.state), row.status, row.batches, int(row.requests),
+        int(row.succeeded) if counted else None, int(row.failed or 0) if counted else None, row.why, int(row.led),
+        row.provider,
+    )  # fmt: skip
