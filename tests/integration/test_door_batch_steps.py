@@ -31,7 +31,6 @@ from penstock_ledger import (
     OutcomeStore,
     WebhookStore,
     Whose,
-    open_database,
 )
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, JobState, Result
 
@@ -84,14 +83,9 @@ def backend(tmp_path: Path) -> Iterator[Backend]:
     made.database.close()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DoorBatchStore]:
-    on_sqlite = request.param == "sqlite"
-    url = f"sqlite:///{tmp_path}/ledger.db" if on_sqlite else request.getfixturevalue("postgres_url")
-    database = open_database(url)
-    database.migrate()
-    yield DoorBatchStore(database)
-    database.close()
+@pytest.fixture
+def store(either: Database) -> DoorBatchStore:
+    return DoorBatchStore(either)
 
 
 def new_batch(backend: Backend, name: str, window_s: float = 3600.0) -> DoorBatch:

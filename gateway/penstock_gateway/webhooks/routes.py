@@ -152,6 +152,7 @@ def shown(endpoint: Endpoint) -> dict[str, Any]:
     return {
         "id": endpoint.endpoint_id, "object": "webhook_endpoint", "url": endpoint.url, "events": list(endpoint.events),
         "created_at": int(endpoint.created_at), "status": "enabled" if endpoint.disabled_at is None else "disabled",
+        "failing_since": _seconds(endpoint.failing_since),
         "disabled_at": None if endpoint.disabled_at is None else int(endpoint.disabled_at), "disabled_because": endpoint.why,
     }  # fmt: skip
 

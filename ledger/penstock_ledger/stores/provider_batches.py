@@ -25,7 +25,6 @@ from sqlalchemy import (
     not_,
     or_,
     select,
-    text,
     update,
 )  # fmt: skip
 
@@ -219,7 +218,7 @@ class ProviderBatchStore:
 
         def reserve(connection: Connection) -> bool | None:
             if cap is not None:
-                self._lock(connection, f"penstock:batches:{batch.provider}")
+                self._db.lock(connection, f"penstock:batches:{batch.provider}")
                 held = connection.execute(_held(batch)).scalar_one()
                 if held and held + batch.tokens > cap:
                     return False
@@ -464,11 +463,6 @@ class ProviderBatchStore:
             select(table.c.provider, table.c.state, func.count()).where(_OPEN).group_by(table.c.provider, table.c.state)
         )
         return self._db.read(lambda connection: {(row[0], row[1]): row[2] for row in connection.execute(query)})
-
-    def _lock(self, connection: Connection, name: str) -> None:
-        """Until the transaction ends. SQLite's has the write lock already."""
-        if not self._db.is_sqlite:
-            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
 
 
 class _Claimed(Exception):
