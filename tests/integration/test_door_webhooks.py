@@ -317,7 +317,7 @@ def seen(store: WebhookStore, name: str) -> Endpoint:
 
 
 def test_an_endpoint_where_nothing_arrives_for_five_days_is_disabled(store: WebhookStore) -> None:
-    """When a delivery is given up, with the reason; what arrives ends the count, and a try that will be repeated decides nothing."""
+    """When a delivery is given up, with the reason; what arrives ends the count, and a try that is repeated decides nothing."""
     name = endpoint(store, 1)
     assert not store.failed(one_try(store, name), name, "a", "it answered 500", None)
     assert seen(store, name).failing_since is not None

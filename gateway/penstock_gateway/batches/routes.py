@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, StreamingResponse
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.batches.asked import asked_batch, body_object
 from penstock_gateway.batches.calls import cancelled, created, looked_at, page_of
-from penstock_gateway.batches.finish import never_begun
-from penstock_gateway.batches.lines import errors_of, outputs_of
+from penstock_gateway.batches.finish import error_lines, never_begun
+from penstock_gateway.batches.lines import outputs_of
 from penstock_gateway.batches.shown import shown
 from penstock_gateway.batches.specs import OPENAI
 from penstock_gateway.callers.caller import Caller, caller_with
@@ -97,7 +97,7 @@ async def _lines(backend: Backend, batch_id: str, caller: Caller, partial: bool,
         return StreamingResponse(iterate_in_threadpool(lines), media_type=JSONL, headers={"x-incomplete": "false"})
     if batch.job_id is None or (job is None and not batch.state.final):
         raise Refused(409, f"The batch is {batch.state}: nothing was answered yet.", code="incomplete")
-    outcomes, found = OutcomeStore(backend.database), await backend.run(JobStore(backend.database).get, batch.job_id)
-    lines = errors_of(outcomes, batch, found) if errors else outputs_of(outcomes, found)
+    found = await backend.run(JobStore(backend.database).get, batch.job_id)
+    lines = error_lines(backend, batch, found) if errors else outputs_of(OutcomeStore(backend.database), found)
     headers = {"x-incomplete": "false" if batch.state.final else "true"}
     return StreamingResponse(iterate_in_threadpool(lines), media_type=JSONL, headers=headers)
