@@ -21,7 +21,7 @@ router = APIRouter()
 PAGE_MAX: Final = 200  # of one answer
 
 
-@router.get("/{job}/dead-letters")
+@router.get("/{job}/dead-letters", operation_id="list_dead_letters")
 async def list_letters(
     request: Request,
     job: str,
@@ -55,7 +55,7 @@ async def list_letters(
     return await backend.run(look)
 
 
-@router.get("/{job}/dead-letters/{doc_id:path}")
+@router.get("/{job}/dead-letters/{doc_id:path}", operation_id="retrieve_dead_letter")
 async def show_letter(request: Request, job: str, doc_id: str, caller: Reader) -> Letter:
     """Show one dead letter: its error, its request and the last answer to it."""
     backend = backend_of(request)

@@ -30,7 +30,7 @@ _REPORT: Final = {
 }  # fmt: skip
 
 
-@router.get("")
+@router.get("", operation_id="list_jobs")
 async def list_jobs(
     request: Request,
     caller: Reader,
@@ -44,7 +44,7 @@ async def list_jobs(
     return await backend.run(_page, backend, caller, state, search, cursor, limit)
 
 
-@router.get("/{job}")
+@router.get("/{job}", operation_id="retrieve_job")
 async def show(request: Request, job: str, caller: Reader) -> JobDetails:
     """Show one job: counts, rates, lanes, cost, and why it waits where it does."""
     backend = backend_of(request)
@@ -55,7 +55,7 @@ async def show(request: Request, job: str, caller: Reader) -> JobDetails:
     return await backend.run(look)
 
 
-@router.get("/{job}/report", response_class=Response, responses=_REPORT)  # type: ignore[arg-type]  # its keys are numbers
+@router.get("/{job}/report", operation_id="read_job_report", response_class=Response, responses=_REPORT)  # type: ignore[arg-type]  # its keys are numbers
 async def report(request: Request, job: str, caller: Reader) -> Response:
     """The account of a job: what came of its documents, what it cost, by lane, and what was saved."""
     backend = backend_of(request)

@@ -35,7 +35,7 @@ _BODY: Final[dict[str, Any]] = {
 }
 
 
-@router.get("/v1/schedules")
+@router.get("/v1/schedules", operation_id="list_schedules")
 async def list_schedules(request: Request, caller: Reader) -> ScheduleList:
     """List schedules by name."""
     backend = backend_of(request)
@@ -47,7 +47,7 @@ async def list_schedules(request: Request, caller: Reader) -> ScheduleList:
     return await backend.run(look)
 
 
-@router.post("/v1/notifications/{schedule}", openapi_extra={"requestBody": _BODY})
+@router.post("/v1/notifications/{schedule}", openapi_extra={"requestBody": _BODY}, operation_id="notify_schedule")
 async def notify(request: Request, schedule: str, caller: Writer) -> Noticed:
     """Take a notification of a bucket for a schedule that was added with events `webhook`.
 

@@ -26,7 +26,10 @@ router = APIRouter()
 
 
 @router.post(
-    "", status_code=201, responses={200: {"model": JobShown, "description": "The same job, submitted before."}}
+    "",
+    status_code=201,
+    responses={200: {"model": JobShown, "description": "The same job, submitted before."}},
+    operation_id="submit_job",
 )
 async def submit(
     request: Request,
@@ -50,7 +53,7 @@ async def submit(
     return await backend.run(counted, backend, job)
 
 
-@router.post("/estimate")
+@router.post("/estimate", operation_id="estimate_job")
 async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
     """Say what a job would be.
 
