@@ -25,8 +25,9 @@ from servers import free_port
 
 from penstock_gateway.direct.open_jobs import close_old
 from penstock_gateway.settings import DirectFields, GatewayFields, GatewaySettings
-from penstock_ledger import DoorCallStore, JobStore, SpoolStore, open_database
+from penstock_ledger import DoorCallStore, JobStore, open_database
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.stores.spool import SpoolStore
 
 MODEL = "sim"
 SAY: Any = [{"role": "user", "content": "Say something."}]
