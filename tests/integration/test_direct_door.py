@@ -25,9 +25,8 @@ from servers import free_port
 
 from penstock_gateway.direct.open_jobs import close_old
 from penstock_gateway.settings import DirectFields, GatewayFields, GatewaySettings
-from penstock_ledger import DoorCallStore, JobStore, open_database
+from penstock_ledger import DoorCallStore, JobStore, Spool, open_database
 from penstock_ledger.model import Job, JobState
-from penstock_ledger.stores.spool import SpoolStore
 
 MODEL = "sim"
 SAY: Any = [{"role": "user", "content": "Say something."}]
@@ -253,7 +252,7 @@ def spooled(served: Served, job_id: str) -> int:
     """Documents that were pushed into a job of calls."""
     database = open_database(served.fleet.database_url)
     try:
-        return SpoolStore(database).count(job_id)
+        return Spool(database).count(job_id)
     finally:
         database.close()
 
