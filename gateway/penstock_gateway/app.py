@@ -44,6 +44,7 @@ ROUTERS: Final[tuple[str, ...]] = (
     "penstock_gateway.messages.routes:router",
     "penstock_gateway.direct.routes:router",
     "penstock_gateway.jobs.routes:router",
+    "penstock_gateway.limits.routes:router",
     "penstock_gateway.webhooks.routes:router",
     "penstock_gateway.keys.routes:router",
     "penstock_gateway.dashboard.routes:router",

@@ -59,10 +59,10 @@ class Backend:
             socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
         )
         # The same for work in threads. Doors look and tell workers what SQL says; they publish nothing, so no epoch is asked for.
-        self._blocking_redis = address.connect(
+        self.blocking_redis = address.connect(
             socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
         )
-        self.fleet = RedisLedger(self._blocking_redis, "")
+        self.fleet = RedisLedger(self.blocking_redis, "")
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="gateway")
         self.reading = asyncio.Semaphore(
             max(1, threads // 2)
@@ -109,7 +109,7 @@ class Backend:
         self.producer.close()
         self.remote.close()
         self.database.close()
-        self._blocking_redis.close()
+        self.blocking_redis.close()
         await self.redis.aclose()
 
 

@@ -26,7 +26,7 @@ async def livez() -> dict[str, str]:
 
 
 @router.head("/health", include_in_schema=False)
-@router.get("/health")
+@router.get("/health", operation_id="get_health")
 async def health(request: Request) -> JSONResponse:
     """200 while work is accepted, 503 with what is away."""
     backend = backend_of(request)

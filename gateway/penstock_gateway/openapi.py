@@ -15,6 +15,7 @@ _METHODS: Final = frozenset({"get", "put", "post", "delete", "patch", "head", "o
 _TAGS: Final = (
     ("jobs", "Jobs: submit, push, look, steer, read results. Errors are problem details (RFC 9457)."),
     ("schedules", "Jobs that start themselves, and notifications of buckets."),
+    ("limits", "What keeps requests to the providers from starting."),
     ("keys", "API keys of these doors: make, list, revoke."),
 )
 _SCHEMES: Final = {

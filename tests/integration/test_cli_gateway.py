@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from doors import asked
+from fleet import until
 from servers import RedisServer, free_port
 from typer.testing import CliRunner
 
@@ -74,17 +74,19 @@ def test_a_key_that_cannot_be_is_refused(keys: Callable[..., str], words: list[s
 def served(tmp_path: Path, redis_server: RedisServer) -> tuple[subprocess.Popen[str], str]:
     port = free_port()
     process = penstock(
-        tmp_path, "gateway", "--port", str(port), PENSTOCK_REDIS_URL=redis_server.url, PENSTOCK_GATEWAY__LEAVE_S="0.5"
+        tmp_path, "gateway", "--port", str(port), PENSTOCK_REDIS_URL=redis_server.url, PENSTOCK_GATEWAY__LEAVE_S="1.5"
     )
-    deadline = time.monotonic() + 30
-    while True:
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
         try:
-            if asked(f"http://127.0.0.1:{port}/health").status == 200:
-                return process, f"http://127.0.0.1:{port}"
+            return asked(f"{url}/health").status == 200
         except OSError:
             assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+            return False
+
+    until(answers, 30, "the door answers")
+    return process, url
 
 
 def test_a_door_ends_when_it_is_asked_to(served: tuple[subprocess.Popen[str], str]) -> None:
@@ -92,9 +94,14 @@ def test_a_door_ends_when_it_is_asked_to(served: tuple[subprocess.Popen[str], st
     process, url = served
     asked(f"{url}/v1/nothing?q=secretvalue")
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.25)
-    answer = asked(f"{url}/health")
-    assert (answer.status, answer.content["status"]) == (503, "closing")
+    told = []
+
+    def refuses() -> bool:
+        told.append(asked(f"{url}/health"))
+        return told[-1].status == 503
+
+    until(refuses, 10, "/health refuses while the port is still open")
+    assert told[-1].content["status"] == "closing"
     _, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
     assert f"the HTTP doors are open at {url}" in said

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from servers import free_port
 
 from penstock_gateway.direct.open_jobs import close_old
 from penstock_gateway.settings import DirectFields, GatewayFields, GatewaySettings
-from penstock_ledger import DoorCallStore, JobStore, open_database
+from penstock_ledger import DoorCallStore, JobStore, Spool, open_database
 from penstock_ledger.model import Job, JobState
 
 MODEL = "sim"
@@ -238,14 +237,24 @@ def test_a_caller_that_hangs_up_is_noticed(served: Served) -> None:
                 "content-type: application/json",
                 f"content-length: {len(body)}",
             )
+            before = spooled(served, job_id)
             connection.sendall("\r\n".join((*lines, "", "")).encode() + body)
-            time.sleep(0.3)
+            until(lambda: spooled(served, job_id) > before, 10, "the call is a document of its job")
         gone = served.fleet.producer
         until(
             lambda: any(gone.dead_letters(job_id, reason="caller_gone")), 10, "the dead letter of a caller that is gone"
         )
     finally:
         worker.send(signal.SIGCONT)
+
+
+def spooled(served: Served, job_id: str) -> int:
+    """Documents that were pushed into a job of calls."""
+    database = open_database(served.fleet.database_url)
+    try:
+        return Spool(database).count(job_id)
+    finally:
+        database.close()
 
 
 def test_too_many_calls_are_refused_at_once(served: Served) -> None:

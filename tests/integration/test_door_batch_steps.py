@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 from batch_door import as_jsonl, chat
 from doors import door_settings
+from sqlalchemy import update
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.batches.finish import never_begun
+from penstock_gateway.batch_fields import BatchFields
+from penstock_gateway.batches.asked import AskedBatch
+from penstock_gateway.batches.calls import created
+from penstock_gateway.batches.finish import error_lines, never_begun
 from penstock_gateway.batches.steps import Steps
 from penstock_gateway.batches.usage import Details
+from penstock_gateway.callers.caller import OPERATOR
 from penstock_gateway.files.store import FileStore, FileWriting
+from penstock_gateway.messages.results import result_lines
+from penstock_gateway.refused import Refused
 from penstock_ledger import (
     EVERYONE,
     BatchesAsked,
@@ -31,9 +38,11 @@ from penstock_ledger import (
     OutcomeStore,
     WebhookStore,
     Whose,
-    open_database,
 )
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, JobState, Result
+from penstock_ledger.sql.tables import door_batches
+from penstock_producer.job.provider_facts import ProviderFacts
+from penstock_producer.prices.token_prices import ModelPrices
 
 LINES = 6
 ANSWER = b'{"id":"x","usage":{"prompt_tokens":3,"completion_tokens":2}}'
@@ -84,14 +93,9 @@ def backend(tmp_path: Path) -> Iterator[Backend]:
     made.database.close()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DoorBatchStore]:
-    on_sqlite = request.param == "sqlite"
-    url = f"sqlite:///{tmp_path}/ledger.db" if on_sqlite else request.getfixturevalue("postgres_url")
-    database = open_database(url)
-    database.migrate()
-    yield DoorBatchStore(database)
-    database.close()
+@pytest.fixture
+def store(either: Database) -> DoorBatchStore:
+    return DoorBatchStore(either)
 
 
 def new_batch(backend: Backend, name: str, window_s: float = 3600.0) -> DoorBatch:
@@ -184,6 +188,106 @@ def page_of(files: FileStore) -> Any:
     page = files.rows.page(EVERYONE, limit=1_000)
     assert page is not None
     return page.files
+
+
+def read(backend: Backend, file_id: str | None) -> list[dict[str, Any]]:
+    files = FileStore(backend.settings, backend.database)
+    return [
+        json.loads(line)
+        for found in page_of(files)
+        if found.file_id == file_id
+        for line in Path(files.place(found)).read_bytes().splitlines()
+    ]
+
+
+def fails(backend: Backend) -> Callable[[Job], None]:
+    """Two documents are answered and one has died when the job fails as a whole."""
+
+    def fleet(job: Job) -> None:
+        keys = [ItemKey(job.job_id, 1, f"doc-{n}") for n in range(3)]
+        results = [Result(key, 200, ANSWER, None, "sim", "stop", 3, 2, 0, 5, 1, 1) for key in keys[:2]]
+        letter = DeadLetter(keys[2], "http_400", 1, 1, "no", 400, b"{}", b"{}")
+        OutcomeStore(backend.database).settle(results, [letter])
+        JobStore(backend.database).set_state(job.job_id, JobState.FAILED, reason="it changed", expect=list(JobState))
+
+    return fleet
+
+
+def test_a_job_that_failed_as_a_whole_leaves_a_line_for_each_request(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those without an outcome are in the error file with job_failed; the route /errors and the counts say the same."""
+    new_batch(backend, "batch_failed")
+    batch = steps_until(backend, "batch_failed", fails(backend), Mortal(backend.database, monkeypatch))
+    assert batch.state == "failed"
+    assert batch.errors == [{"code": "job_failed", "line": None, "message": "it changed", "param": None}]
+    lines = read(backend, batch.error_file_id)
+    assert [one["custom_id"] for one in read(backend, batch.output_file_id)] == ["doc-0", "doc-1"]
+    assert [one["custom_id"] for one in lines] == [f"doc-{n}" for n in range(2, LINES)]
+    assert [one["error"] and one["error"]["code"] for one in lines] == [None, *["job_failed"] * 3]
+    assert {one["error"]["message"] for one in lines[1:]} == {"it changed"}
+    assert (batch.counts["succeeded"], batch.counts["errored"], batch.counts["total"]) == (2, 4, LINES)
+    job = JobStore(backend.database).get("batch_failed")
+    assert [json.loads(one) for one in error_lines(backend, batch, job)] == lines
+    assert [json.loads(one)["result"]["type"] for one in result_lines(backend, batch)] == [
+        "succeeded", "succeeded", *["errored"] * 4,
+    ]  # fmt: skip
+
+
+def test_a_failed_batch_whose_file_cannot_be_read_says_so(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends once its window is over, with the lines that there are, and tells which are left out."""
+    made = new_batch(backend, "batch_gone", 3600.0)
+    play = fails(backend)
+
+    def fleet(job: Job) -> None:
+        play(job)
+        (Path(backend.settings.gateway.files) / f"{made.input_file_id}.jsonl").unlink()
+        over = update(door_batches).values(expires_at=1.0)
+        backend.database.write(lambda connection: connection.execute(over))
+
+    batch = steps_until(backend, "batch_gone", fleet, Mortal(backend.database, monkeypatch))
+    assert [one["code"] for one in batch.errors or ()] == ["job_failed", "input_file_unreadable"]
+    assert [one["custom_id"] for one in read(backend, batch.error_file_id)] == ["doc-2"]
+
+
+def with_prices(backend: Backend, **batches: Any) -> Backend:
+    """A price of the model `sim` alone is known."""
+    provider = ProviderFacts(prices={"sim": ModelPrices(input=1.0, output=2.0)})
+    gateway = backend.settings.gateway.model_copy(update={"batches": BatchFields(**batches)})
+    return Backend(backend.settings.model_copy(update={"providers": {"default": provider}, "gateway": gateway}))
+
+
+def test_budget_and_price_of_a_batch_are_those_of_its_one_model(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job has the model that all lines name, so that its budget holds; a model without a price is refused at once, and
+    several models have none."""
+    priced = with_prices(backend, models="any")
+    files, budget = FileStore(priced.settings, priced.database), {"penstock.budget_usd": "5"}
+    mortal, asked = Mortal(priced.database, monkeypatch), []
+    for names in (["sim", "sim"], ["sim", "other"], ["other"]):
+        lines = as_jsonl(chat(n, model=name) for n, name in enumerate(names)).splitlines(keepends=True)
+        file = files.create_from(lines, tenant=None, filename="in.jsonl", purpose="batch")
+        assert file is not None
+        asked.append(AskedBatch(file.file_id, "/v1/chat/completions", 3600.0, budget, None))
+    batch, _, _ = created(priced, asked[0], OPERATOR, None)
+    one_round(priced, mortal)
+    job = JobStore(priced.database).get(batch.batch_id)
+    assert (job.spec["model"], job.spec["budget_usd"]) == ("sim", 5.0)
+    found = DoorBatchStore(priced.database).get(batch.batch_id)
+    assert found is not None
+    assert found.model == "sim"
+    several, _, _ = created(priced, asked[1], OPERATOR, None)
+    one_round(priced, mortal)
+    ended = DoorBatchStore(priced.database).get(several.batch_id)
+    assert ended is not None
+    assert (ended.state, ended.model) == ("failed", None)
+    assert "no price of provider 'default' is known" in (ended.errors or [{}])[0]["message"]
+    with pytest.raises(Refused, match="no price of model 'other'") as refused:
+        created(priced, asked[2], OPERATOR, None)
+    assert (refused.value.status, refused.value.param) == (400, "metadata.penstock.budget_usd")
+    priced.producer.close()
+    priced.database.close()
 
 
 def test_a_batch_that_is_cancelled_before_it_is_a_job_names_every_request(

@@ -9,7 +9,7 @@ import io
 import itertools
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ import httpx2
 import openai
 import pytest
 from doors import door, door_process, door_settings
+from fleet import until
 from servers import S3Server
 from sqlalchemy import delete, insert, select, update
 
@@ -245,8 +246,8 @@ def test_a_client_that_goes_away_leaves_no_half_file(url: str, settings: Gateway
     """What had come of its upload is removed at once."""
     before = left(settings)
     with half_an_upload(url):
-        wait_for(lambda: len(left(settings)) > len(before))
-    wait_for(lambda: left(settings) == before)
+        until(lambda: len(left(settings)) > len(before), 15, "a part of the file is there")
+    until(lambda: left(settings) == before, 15, "nothing of it is left")
 
 
 def test_a_killed_door_leaves_no_half_file_and_memory_stays_flat(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_a_killed_door_leaves_no_half_file_and_memory_stays_flat(tmp_path: Path)
             client.files.content(kept.id)
             assert peak_mib(process.pid) - before < 24
         with half_an_upload(url):
-            wait_for(lambda: any(name.endswith(".part") for name in left(settings)))
+            until(lambda: any(name.endswith(".part") for name in left(settings)), 15, "a part of the file is there")
             process.kill()
             process.wait()
     with door_process(settings) as (url, _), openai.OpenAI(api_key="none", base_url=f"{url}/v1") as client:
@@ -355,13 +356,6 @@ def half_an_upload(url: str) -> Iterator[None]:
         connection.sendall(head + b"content-type: " + FORM["content-type"].encode() + b"\r\n\r\n" + FILE_PART)
         connection.sendall(b"x" * 5_000_000)
         yield
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 15
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def peak_mib(pid: int) -> float:

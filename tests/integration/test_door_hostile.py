@@ -13,11 +13,16 @@ from collections.abc import Iterator
 import pytest
 from doors import asked, connected, door, door_settings, received, sent
 from fastapi import APIRouter
+from fleet import until
+from metrics_page import read, value
 from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock_gateway.checks import bodies
+from penstock_gateway.listening import protocol
 
 MOST = 8_192
+LARGE = 32 * 1024 * 1024  # more than sockets hold
 POST = b"POST /v1/echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 echo = APIRouter()
 
@@ -31,6 +36,11 @@ async def _echo(request: Request) -> dict[str, int]:
 @echo.post("/v1/files/echo")
 async def _stream(request: Request) -> dict[str, int]:
     return {"size": sum([len(piece) async for piece in request.stream()])}
+
+
+@echo.get("/large")
+async def _large() -> Response:
+    return Response(b"x" * LARGE)
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +119,15 @@ def test_one_tenant_may_not_hold_all_room_for_bodies(url: str, monkeypatch: pyte
     big, json_type = b"[" + b" " * 3_000 + b"]", "application/json"
     with connected(url) as held:
         held.sendall(POST + b"content-length: 8000\r\n\r\n" + b" " * 1_500)
-        time.sleep(0.1)
-        answer = asked(f"{url}/v1/echo", big, content_type=json_type)
-        assert (answer.status, answer.content["error"]["code"]) == (503, "overloaded")
-    deadline = time.monotonic() + 5
-    while asked(f"{url}/v1/echo", big, content_type=json_type).status != 200:
-        assert time.monotonic() < deadline
+        told = []
+
+        def refused() -> bool:
+            told.append(asked(f"{url}/v1/echo", big, content_type=json_type))
+            return told[-1].status != 200
+
+        until(refused, 5, "the first body is held, and the second one refused")
+        assert (told[-1].status, told[-1].content["error"]["code"]) == (503, "overloaded")
+    until(lambda: asked(f"{url}/v1/echo", big, content_type=json_type).status == 200, 5, "its room has come back")
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://[::1", "https://]", "null", "http://127.0.0.1:1"])
@@ -252,9 +265,25 @@ def test_requests_that_follow_one_another_without_waiting_are_all_answered(url: 
     assert sent(url, one * 20 + last).count(b"HTTP/1.1 200") == 21
 
 
-def test_an_answer_that_is_not_read_is_given_up(url: str) -> None:
-    """A client that closes its half, or sends and goes away, leaves nothing behind that keeps the door from answering."""
+def connections(url: str) -> float:
+    """How many are open, without the one that asks."""
+    return value(read(asked(f"{url}/metrics").body.decode()), "penstock_door_connections") - 1
+
+
+def test_an_answer_that_is_not_read_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that takes nothing of a large answer loses its connection after UNREAD_S, and the answer is cut there."""
+    monkeypatch.setattr(protocol, "UNREAD_S", 0.3)
+    until(lambda: connections(url) == 0, 10, "no connection is left of the tests before")
+    with connected(url) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+        until(lambda: connections(url) == 0, 10, "the door has given the answer up")
+        assert len(received(connection)) < LARGE
+
+
+def test_a_client_that_goes_away_leaves_no_connection_behind(url: str) -> None:
+    """Two hundred requests, and none of their answers is read: closing its half, and then leaving, ends the connection."""
     with connected(url) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 200)
         connection.shutdown(socket.SHUT_WR)
-    assert asked(f"{url}/livez").status == 200
+    until(lambda: connections(url) == 0, 10, "nothing is left of the connection")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from doors import door, door_settings
+from fleet import until
 from metrics_page import read, value
 from standardwebhooks import Webhook
 
@@ -22,6 +23,7 @@ from penstock_gateway.webhooks import sending
 from penstock_ledger import (
     EVERYONE,
     Database,
+    Endpoint,
     JobStore,
     NewEndpoint,
     WebhookStore,
@@ -30,6 +32,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.model import JobState, NewJob
+from penstock_ledger.sql.tables import webhook_endpoints
 
 
 @dataclass
@@ -122,26 +125,19 @@ def deliveries(url: str, hook: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def wait_for(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 15
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
-
-
 def test_the_end_of_a_batch_is_told_as_openai_does(
     url: str, hook: dict[str, Any], receiver: Receiver, database: Database
 ) -> None:
     """Signed by the secret that was shown once, in OpenAI's shape, to the endpoints of its tenant only."""
     assert told(database, tenant="another") == 0
     assert told(database) == 1
-    wait_for(lambda: receiver.got)
+    until(lambda: receiver.got, 15, "an event has come")
     (event,) = receiver.verified(hook["secret"])
     assert (event["object"], event["type"], event["data"]) == ("event", "batch.completed", {"id": "batch_1"})
     assert abs(event["created_at"] - time.time()) < 60
     headers = {name.lower(): value for name, value in receiver.got[0][0].items()}
     assert headers["webhook-id"] == event["id"]
-    wait_for(lambda: deliveries(url, hook)[0]["status"] == "delivered")
+    until(lambda: deliveries(url, hook)[0]["status"] == "delivered", 15, "the delivery is noted as delivered")
     assert "secret" not in httpx2.get(f"{url}/v1/webhooks/{hook['id']}").json()
 
 
@@ -151,7 +147,7 @@ def test_an_event_is_tried_again_until_it_arrives(
     """An error, a redirect, which is not followed, and no answer at all: then it arrives, with the id that it had."""
     receiver.answers += [500, 302, 0]
     told(database)
-    wait_for(lambda: deliveries(url, hook)[0]["status"] == "delivered")
+    until(lambda: deliveries(url, hook)[0]["status"] == "delivered", 15, "the delivery is noted as delivered")
     ids = {headers["webhook-id"] for headers, _ in receiver.got}
     assert (len(receiver.got), len(ids), deliveries(url, hook)[0]["tries"]) == (4, 1, 4)
     assert len(receiver.verified(hook["secret"])) == 4
@@ -170,12 +166,12 @@ def test_an_event_is_given_up_with_its_last_error_and_sent_again_by_hand(
     before = tries(url)
     receiver.answers += [503] * 4
     told(database)
-    wait_for(lambda: deliveries(url, hook)[0]["status"] == "failed")
+    until(lambda: deliveries(url, hook)[0]["status"] == "failed", 15, "the delivery is given up")
     (delivery,) = deliveries(url, hook)
     assert (delivery["tries"], delivery["last_error"], delivery["next_try_at"]) == (4, "it answered 503", None)
     again = httpx2.post(f"{url}/v1/webhooks/{hook['id']}/deliveries/{delivery['id']}/retry")
     assert again.status_code == 202
-    wait_for(lambda: deliveries(url, hook)[0]["status"] == "delivered")
+    until(lambda: deliveries(url, hook)[0]["status"] == "delivered", 15, "the delivery is noted as delivered")
     assert receiver.got[-1][0]["webhook-id"] == delivery["id"]
     assert [now - was for was, now in zip(before, tries(url), strict=True)] == [1, 3, 1]
 
@@ -187,13 +183,13 @@ def test_410_disables_an_endpoint_until_it_is_enabled(
     receiver.answers += [410]
     place = f"{url}/v1/webhooks/{hook['id']}"
     told(database)
-    wait_for(lambda: httpx2.get(place).json()["status"] == "disabled")
+    until(lambda: httpx2.get(place).json()["status"] == "disabled", 15, "the endpoint is disabled")
     assert httpx2.get(place).json()["disabled_because"] == "it answered 410 Gone"
     assert told(database) == 0
     assert httpx2.post(f"{place}/test").status_code == 409
     assert httpx2.post(f"{place}/enable").json()["status"] == "enabled"
     test = httpx2.post(f"{place}/test").json()
-    wait_for(lambda: len(receiver.got) == 2)
+    until(lambda: len(receiver.got) == 2, 15, "two events have come")
     event = Webhook(hook["secret"]).verify(receiver.got[1][1], receiver.got[1][0])
     assert (event["id"], event["type"], event["data"]) == (test["id"], "webhook.test", {"id": hook["id"]})
 
@@ -203,7 +199,7 @@ def test_a_new_secret_signs_beside_the_old_one(url: str, hook: dict[str, Any], r
     new = httpx2.post(f"{url}/v1/webhooks/{hook['id']}/rotate").json()["secret"]
     assert new != hook["secret"]
     httpx2.post(f"{url}/v1/webhooks/{hook['id']}/test")
-    wait_for(lambda: receiver.got)
+    until(lambda: receiver.got, 15, "an event has come")
     assert receiver.verified(new) == receiver.verified(hook["secret"])
 
 
@@ -217,7 +213,7 @@ def test_the_states_of_a_job_are_told_with_the_change(
     assert not jobs.set_state(job.job_id, JobState.PAUSED, expect={JobState.RUNNING})
     assert jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
     assert jobs.set_state(job.job_id, JobState.COMPLETED, expect={JobState.RUNNING})
-    wait_for(lambda: len(receiver.got) == 2)
+    until(lambda: len(receiver.got) == 2, 15, "two events have come")
     events = receiver.verified(hook["secret"])
     assert {(event["type"], event["data"]["id"]) for event in events} == {
         ("job.paused", job.job_id), ("job.completed", job.job_id),
@@ -261,11 +257,8 @@ def test_endpoints_that_are_refused(url: str, body: Any, code: str) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[WebhookStore]:
-    database = open_database(f"sqlite:///{tmp_path}/own.db")
-    database.migrate()
-    yield WebhookStore(database)
-    database.close()
+def store(either: Database) -> WebhookStore:
+    return WebhookStore(either)
 
 
 def endpoint(store: WebhookStore, number: int, tenant: str | None = None) -> str:
@@ -303,6 +296,58 @@ def test_deliveries_that_are_over_are_forgotten_in_time(store: WebhookStore) -> 
     assert [one.next_at for one in store.deliveries(name, 10)] == [0.0]
     assert not store.any_due() or store.claim("a", 60.0, most=1, per_endpoint=1)
     assert not store.any_due()
+
+
+def days_ago(store: WebhookStore, name: str, days: float) -> None:
+    """The first try that failed was so long ago."""
+    since = webhook_endpoints.update().where(webhook_endpoints.c.endpoint_id == name)
+    store._db.write(lambda connection: connection.execute(since.values(failing_since=time.time() - days * 86_400)))
+
+
+def one_try(store: WebhookStore, name: str) -> str:
+    """The event that this process holds now."""
+    store.test(name)
+    return store.claim("a", 60.0, most=1, per_endpoint=1)[0].event_id
+
+
+def seen(store: WebhookStore, name: str) -> Endpoint:
+    found = store.get(name, EVERYONE)
+    assert found is not None
+    return found
+
+
+def test_an_endpoint_where_nothing_arrives_for_five_days_is_disabled(store: WebhookStore) -> None:
+    """When a delivery is given up, with the reason; what arrives ends the count, and a try that is repeated decides nothing."""
+    name = endpoint(store, 1)
+    assert not store.failed(one_try(store, name), name, "a", "it answered 500", None)
+    assert seen(store, name).failing_since is not None
+    store.delivered(one_try(store, name), name, "a")
+    assert seen(store, name).failing_since is None
+    assert not store.failed(one_try(store, name), name, "a", "it answered 500", None)
+    days_ago(store, name, 4.9)
+    assert not store.failed(one_try(store, name), name, "a", "it answered 502", None)
+    days_ago(store, name, 5.1)
+    assert not store.failed(one_try(store, name), name, "b", "of a process that has lost it", None)
+    assert not store.failed(one_try(store, name), name, "a", "it answered 502", 30.0)
+    waiting = one_try(store, name)
+    assert seen(store, name).disabled_at is None
+    assert store.failed(waiting, name, "a", "it answered 503", None)
+    found = seen(store, name)
+    assert found.disabled_at is not None
+    assert found.why == "nothing has arrived there for 5 days; the last try: it answered 503"
+    assert all(one.next_at is None for one in store.deliveries(name, 100)), "what was on its way is given up, too"
+    assert store.enable(name, EVERYONE)
+    assert (seen(store, name).disabled_at, seen(store, name).failing_since) == (None, None)
+
+
+def test_two_at_once_do_not_pass_the_limit_of_endpoints(store: WebhookStore) -> None:
+    """Eight callers that add the last one together: one of them has it, on either database."""
+    for number in range(19):
+        endpoint(store, number, "mine")
+    new = [NewEndpoint(f"we_{number}", "mine", "https://example.com", "whsec_x", ["*"]) for number in range(100, 108)]
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(store.add, new))
+    assert sum(one is not None for one in made) == 1
 
 
 def test_endpoints_of_another_tenant_are_unknown(store: WebhookStore) -> None:

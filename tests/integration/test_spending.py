@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,6 @@ from penstock_ledger import (
     Result,
     Spending,
     SpendingStore,
-    open_database,
 )
 from penstock_ledger.model import PaidBeside
 
@@ -41,11 +38,9 @@ def result(job_id: str, doc: str, cost: int, **more: Any) -> Result:
     return Result(ItemKey(job_id, 1, doc), 200, b"{}", "r", "m", "stop", 10, 20, cost, 100, 1, 1, **given)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    at = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    database = open_database(at)
-    database.migrate()
+@pytest.fixture
+def db(either: Database) -> Database:
+    database = either
     jobs, api, batch = JobStore(database), OutcomeStore(database, "api"), OutcomeStore(database, "batch")
     for job_id, tenant in (("a", "blue"), ("b", "blue"), ("c", None), ("d", "idle")):
         jobs.create(job(job_id, tenant))
@@ -57,8 +52,7 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     Provenance(database).note(
         [("a", PRICED), ("b", PRICED._replace(lane="batch", usd_per_mtok_in=None, usd_per_mtok_out=None))]
     )
-    yield database
-    database.close()
+    return database
 
 
 def test_sums_by_tenant_and_by_lane_are_those_of_the_jobs(db: Database) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-import orjson
 from msgspec import Struct
 
 from penstock_gateway.batches.metadata import metadata_of
@@ -13,7 +12,7 @@ from penstock_gateway.ids import is_id
 from penstock_gateway.refused import Refused
 from penstock_producer.job.durations import seconds_of
 
-__all__ = ["ENDPOINTS", "AskedBatch", "asked_batch", "body_object"]
+__all__ = ["ENDPOINTS", "AskedBatch", "asked_batch"]
 
 ENDPOINTS: Final = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations",
@@ -30,17 +29,6 @@ class AskedBatch(Struct, frozen=True):
     window_s: float
     metadata: dict[str, str] | None
     output_expires_s: float | None
-
-
-def body_object(raw: bytes) -> dict[str, Any]:
-    try:
-        given = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        told = f"We could not parse the JSON body of your request: {error}"
-        raise Refused(400, told, code="invalid_json") from None
-    if not isinstance(given, dict):
-        raise Refused(400, "The body of your request must be a JSON object.", code="invalid_type")
-    return given
 
 
 def asked_batch(given: dict[str, Any]) -> AskedBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Any
 
 from penstock_gateway.backend import Backend
@@ -11,14 +12,24 @@ from penstock_gateway.batches.figures import with_live_counts
 from penstock_gateway.batches.metadata import place_of, tenant_of_batch
 from penstock_gateway.batches.shown import shown
 from penstock_gateway.batches.specs import OPENAI, spec_of
+from penstock_gateway.batches.validation import first_model
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.callers.rows import whose
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import is_id, new_id
 from penstock_gateway.refused import Refused, not_found
-from penstock_ledger import BatchesAsked, DoorBatch, DoorBatchState, DoorBatchStore, JobNotFound, JobStore, NewDoorBatch
+from penstock_ledger import (
+    BatchesAsked,
+    DoorBatch,
+    DoorBatchState,
+    DoorBatchStore,
+    DoorFile,
+    JobNotFound,
+    JobStore,
+    NewDoorBatch,
+)
 from penstock_ledger.model import Job
-from penstock_producer import SpecError
+from penstock_producer import JobSpec, SourceError, SpecError
 
 __all__ = ["batch_for", "cancelled", "created", "looked_at", "page_of"]
 
@@ -71,14 +82,25 @@ def _check(backend: Backend, asked: AskedBatch, caller: Caller, tenant: str | No
     if file is not None and file.purpose != "batch":
         told = f"Invalid file: its purpose is {file.purpose!r}, and the input of a batch has the purpose 'batch'."
         raise Refused(400, told, code="invalid_value", param="input_file_id")
+    asked_spec = partial(
+        spec_of, backend.settings, kind=OPENAI, tenant=tenant, endpoint=asked.endpoint, metadata=asked.metadata,
+        deadline_s=asked.window_s,
+    )  # fmt: skip
     try:
-        spec_of(
-            backend.settings, kind=OPENAI, tenant=tenant, endpoint=asked.endpoint, metadata=asked.metadata,
-            deadline_s=asked.window_s,
-        )  # fmt: skip
+        spec = asked_spec()
+        if file is not None and spec.budget_usd is not None:
+            asked_spec(model=_first_model(backend, file, spec))
     except SpecError as error:
         problem = error.problems[0]
         raise Refused(400, error.public_message, code="invalid_value", param=place_of(problem.pointer)) from None
+
+
+def _first_model(backend: Backend, file: DoorFile, spec: JobSpec) -> str | None:
+    """What the first line names. A file that cannot be read fails the batch, as at OpenAI, and is no matter of its budget."""
+    try:
+        return first_model(FileStore(backend.settings, backend.database).place(file), spec, backend.settings)
+    except SourceError:
+        return None
 
 
 def _id_of(caller: Caller, key: str) -> str:

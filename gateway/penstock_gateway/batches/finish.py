@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.batches.failed import JOB_FAILED, NotReached, why_failed
 from penstock_gateway.batches.figures import ended_by_deadline
 from penstock_gateway.batches.lines import errors_of, not_begun, outputs_of
-from penstock_gateway.batches.metadata import TENANT
-from penstock_gateway.batches.specs import spec_of_batch
+from penstock_gateway.batches.specs import input_path, spec_of_batch
 from penstock_gateway.batches.usage import Details
 from penstock_gateway.files.form import BATCH_LIVES_S
 from penstock_gateway.files.store import FileStore
-from penstock_ledger import DoorBatch, DoorBatchState, DoorBatchStore, LeasedBatch, OutcomeStore, Whose
+from penstock_ledger import DoorBatch, DoorBatchState, DoorBatchStore, LeasedBatch, OutcomeStore
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.sources import open_source
 
-__all__ = ["Finish", "input_path", "never_begun"]
+__all__ = ["Finish", "error_lines", "never_begun"]
 
 OUTPUT, ERRORS = "output", "error"
 
 
-def input_path(backend: Backend, batch: DoorBatch) -> str | None:
-    """Where the file of a batch lies; None where it is gone, or is another tenant's. A batch that the operator has made for a
-    tenant may read a file of the operator's."""
-    files = FileStore(backend.settings, backend.database)
-    file = files.get(batch.input_file_id, Whose(batch.tenant))
-    if file is None and TENANT in (batch.metadata or {}):
-        file = files.get(batch.input_file_id, Whose(None))
-    return None if file is None else files.place(file)
+class _Named(msgspec.Struct):
+    custom_id: str
+
+
+_READ_ID: Final = msgspec.json.Decoder(_Named).decode
 
 
 def never_begun(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
@@ -39,6 +39,13 @@ def never_begun(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
         return iter(())
     spec = spec_of_batch(backend.settings, batch, batch.window_s)
     return not_begun(batch, open_source(path, spec, backend.settings))
+
+
+def error_lines(backend: Backend, batch: DoorBatch, job: Job) -> Iterator[bytes]:
+    """Of the requests without an answer; of a job that failed as a whole, also of those that it never came to."""
+    yield from errors_of(OutcomeStore(backend.database), batch, job)
+    if job.state is JobState.FAILED:
+        yield from NotReached(backend, batch, job).lines()
 
 
 class Finish:
@@ -56,7 +63,7 @@ class Finish:
         batch = leased.batch
         end = _end_of(batch, job)
         if batch.of_anthropic:  # whose results are read from the ledger
-            self._store.move(leased, end, counts=shown, errors=_errors_of(end, job))
+            self._store.move(leased, end, counts=shown, errors=[_failed(job)] if end is DoorBatchState.FAILED else None)
             return
         if batch.state is DoorBatchState.IN_PROGRESS:
             moved = self._store.move(leased, DoorBatchState.FINALIZING, counts=shown)
@@ -64,11 +71,15 @@ class Finish:
                 return
             leased = LeasedBatch(moved, leased.fence)
         details = Details()
-        output = self._file(leased.batch, job.job_id, OUTPUT, outputs_of(self._outcomes, job, details))
-        errors = self._file(leased.batch, job.job_id, ERRORS, errors_of(self._outcomes, leased.batch, job))
+        failed = _Failed(self._backend, leased.batch, job) if end is DoorBatchState.FAILED else None
+        outputs, errors = outputs_of(self._outcomes, job, details), errors_of(self._outcomes, leased.batch, job)
+        if failed is not None:
+            outputs, errors = failed.noted(outputs), chain(failed.noted(errors), failed.rest.lines())
+        output_id = self._file(leased.batch, job.job_id, OUTPUT, outputs)
+        error_id = self._file(leased.batch, job.job_id, ERRORS, errors)
         self._store.move(
-            leased, end, counts=shown, usage=details.usage(counts), output_file_id=output, error_file_id=errors,
-            errors=_errors_of(end, job),
+            leased, end, counts=shown, usage=details.usage(counts), output_file_id=output_id, error_file_id=error_id,
+            errors=None if failed is None else failed.told(),
         )  # fmt: skip
 
     def without_job(self, leased: LeasedBatch) -> None:
@@ -102,6 +113,28 @@ class Finish:
             yield line
 
 
+class _Failed:
+    """A job that failed as a whole: what is in flight then may still be answered, so its lines are held against those that were
+    written, not against the ledger of a moment later."""
+
+    def __init__(self, backend: Backend, batch: DoorBatch, job: Job) -> None:
+        self._job = job
+        self._written = set[str]()
+        self.rest = NotReached(backend, batch, job, self._written)
+
+    def noted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            self._written.add(_READ_ID(line).custom_id)
+            yield line
+
+    def told(self) -> list[dict[str, Any]]:
+        errors = [_failed(self._job)]
+        if self.rest.unread is not None:
+            why = f"The error file lacks requests that were not reached, as the input file cannot be read: {self.rest.unread}"
+            errors.append({"code": "input_file_unreadable", "line": None, "message": why, "param": "input_file_id"})
+        return errors
+
+
 class _Counted:
     """Lines, and how many there were."""
 
@@ -125,7 +158,5 @@ def _end_of(batch: DoorBatch, job: Job) -> DoorBatchState:
     return DoorBatchState.EXPIRED if ended_by_deadline(job) else DoorBatchState.CANCELLED
 
 
-def _errors_of(end: DoorBatchState, job: Job) -> list[dict[str, Any]] | None:
-    if end is not DoorBatchState.FAILED:
-        return None
-    return [{"code": "job_failed", "line": None, "message": job.reason or "The job has failed.", "param": None}]
+def _failed(job: Job) -> dict[str, Any]:
+    return {"code": JOB_FAILED, "line": None, "message": why_failed(job), "param": None}

@@ -1,4 +1,4 @@
-"""A batch's metadata: 16 texts of its caller, and among them what it asks of us."""
+"""A batch's metadata: texts of its caller, and among them what it asks of us."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.checks.metadata import checked_metadata, refused_metadata
 from penstock_gateway.refused import Refused
 
 __all__ = ["TENANT", "asked_in", "metadata_of", "place_of", "tenant_of_batch"]
 
-MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # OpenAI's
 OURS: Final = "penstock."
 _FIELDS: Final = ("priority", "lane", "budget_usd", "tenant")  # of a job; others are not for callers to choose
 TENANT: Final = f"{OURS}tenant"
@@ -18,24 +18,12 @@ TENANT: Final = f"{OURS}tenant"
 
 def metadata_of(given: Any) -> dict[str, str] | None:
     """As it was given, once it was checked. Raises Refused."""
-    if given is None:
-        return None
-    if not isinstance(given, dict):
-        raise _refused("metadata", f"expected an object, but got {type(given).__name__}", "invalid_type")
-    if len(given) > MAX_PAIRS:
-        raise _refused("metadata", f"at most {MAX_PAIRS} pairs are kept, and there are {len(given)}")
-    for key, value in given.items():
-        param = f"metadata.{key[:MAX_KEY]}"
-        if not key or len(key) > MAX_KEY:
-            raise _refused(param, f"a key has 1 to {MAX_KEY} characters, and this one has {len(key)}")
-        if not isinstance(value, str):
-            raise _refused(param, f"expected a string, but got {type(value).__name__}", "invalid_type")
-        if len(value) > MAX_VALUE:
-            raise _refused(param, f"a value has at most {MAX_VALUE} characters, and this one has {len(value)}")
+    checked = checked_metadata(given)
+    for key in checked or ():
         if key.startswith(OURS) and key.removeprefix(OURS) not in _FIELDS:
             known = ", ".join(OURS + name for name in _FIELDS)
-            raise _refused(param, f"no such option; those that begin with {OURS} are {known}")
-    return dict(given)
+            raise refused_metadata(f"metadata.{key}", f"no such option; those that begin with {OURS} are {known}")
+    return checked
 
 
 def tenant_of_batch(metadata: Mapping[str, str] | None, caller: Caller) -> str | None:
@@ -71,8 +59,4 @@ def _dollars(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise _refused(f"metadata.{OURS}budget_usd", f"{text[:80]!r} is not a number of US dollars") from None
-
-
-def _refused(param: str, why: str, code: str = "invalid_value") -> Refused:
-    return Refused(400, f"Invalid {code.removeprefix('invalid_')} for '{param}': {why}.", code=code, param=param)
+        raise refused_metadata(f"metadata.{OURS}budget_usd", f"{text[:80]!r} is not a number of US dollars") from None

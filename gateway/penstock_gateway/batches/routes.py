@@ -10,14 +10,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.batches.asked import asked_batch, body_object
+from penstock_gateway.batches.asked import asked_batch
 from penstock_gateway.batches.calls import cancelled, created, looked_at, page_of
-from penstock_gateway.batches.finish import never_begun
-from penstock_gateway.batches.lines import errors_of, outputs_of
+from penstock_gateway.batches.finish import error_lines, never_begun
+from penstock_gateway.batches.lines import outputs_of
 from penstock_gateway.batches.shown import shown
 from penstock_gateway.batches.specs import OPENAI
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.rows import whose
+from penstock_gateway.checks.json_bodies import object_of
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
     BatchesAsked,
@@ -36,18 +37,18 @@ Reader = Annotated[Caller, Depends(caller_with("read"))]
 Writer = Annotated[Caller, Depends(caller_with("write"))]
 
 
-@router.post("/v1/batches")
+@router.post("/v1/batches", operation_id="create_batch")
 async def create(request: Request, caller: Writer) -> JSONResponse:
     """The batch, which is validated from here on: faults of its file are shown by the batch, not refused here."""
     backend = backend_of(request)
-    asked = asked_batch(body_object(await request.body()))
+    asked = asked_batch(object_of(await request.body()))
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= KEY_MAX:
         raise Refused(400, f"An Idempotency-Key has 1 to {KEY_MAX} characters.", code="invalid_value")
     return JSONResponse(shown(*await backend.run(created, backend, asked, caller, key)))
 
 
-@router.get("/v1/batches")
+@router.get("/v1/batches", operation_id="list_batches")
 async def page(
     request: Request,
     caller: Reader,
@@ -62,26 +63,26 @@ async def page(
     return JSONResponse({"object": "list", "data": data, **ends, "has_more": has_more})
 
 
-@router.get("/v1/batches/{batch_id}")
+@router.get("/v1/batches/{batch_id}", operation_id="retrieve_batch")
 async def retrieve(request: Request, batch_id: str, caller: Reader) -> JSONResponse:
     backend = backend_of(request)
     return JSONResponse(shown(*await backend.run(looked_at, backend, batch_id, caller)))
 
 
-@router.post("/v1/batches/{batch_id}/cancel")
+@router.post("/v1/batches/{batch_id}/cancel", operation_id="cancel_batch")
 async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONResponse:
     """What is under way still ends; what was not begun is not, and both are in the files of the cancelled batch."""
     backend = backend_of(request)
     return JSONResponse(shown(*await backend.run(cancelled, backend, batch_id, caller)))
 
 
-@router.get("/v1/batches/{batch_id}/output")
+@router.get("/v1/batches/{batch_id}/output", operation_id="read_batch_output")
 async def output(request: Request, batch_id: str, caller: Reader, partial: bool = False) -> StreamingResponse:
     """The answers so far, as lines; OpenAI has them at the end only, as the output file."""
     return await _lines(backend_of(request), batch_id, caller, partial, errors=False)
 
 
-@router.get("/v1/batches/{batch_id}/errors")
+@router.get("/v1/batches/{batch_id}/errors", operation_id="read_batch_errors")
 async def errors(request: Request, batch_id: str, caller: Reader, partial: bool = False) -> StreamingResponse:
     """Of the requests without an answer so far, likewise."""
     return await _lines(backend_of(request), batch_id, caller, partial, errors=True)
@@ -97,7 +98,7 @@ async def _lines(backend: Backend, batch_id: str, caller: Caller, partial: bool,
         return StreamingResponse(iterate_in_threadpool(lines), media_type=JSONL, headers={"x-incomplete": "false"})
     if batch.job_id is None or (job is None and not batch.state.final):
         raise Refused(409, f"The batch is {batch.state}: nothing was answered yet.", code="incomplete")
-    outcomes, found = OutcomeStore(backend.database), await backend.run(JobStore(backend.database).get, batch.job_id)
-    lines = errors_of(outcomes, batch, found) if errors else outputs_of(outcomes, found)
+    found = await backend.run(JobStore(backend.database).get, batch.job_id)
+    lines = error_lines(backend, batch, found) if errors else outputs_of(OutcomeStore(backend.database), found)
     headers = {"x-incomplete": "false" if batch.state.final else "true"}
     return StreamingResponse(iterate_in_threadpool(lines), media_type=JSONL, headers=headers)

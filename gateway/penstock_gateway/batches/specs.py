@@ -1,22 +1,34 @@
-"""The job that a batch becomes."""
+"""The job that a batch becomes, and the file that it reads."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from penstock_gateway.batches.metadata import asked_in
+from penstock_gateway.backend import Backend
+from penstock_gateway.batches.metadata import TENANT, asked_in
+from penstock_gateway.files.store import FileStore
 from penstock_gateway.settings import GatewaySettings
-from penstock_ledger import DoorBatch
+from penstock_ledger import DoorBatch, Whose
 from penstock_producer import JobSpec, SpecError
 from penstock_producer.accepting.acceptance import check_acceptable
 from penstock_producer.accepting.borders import Borders
 from penstock_producer.errors import Problem
 from penstock_producer.job.lanes import can_answer
 
-__all__ = ["ANTHROPIC", "OPENAI", "anthropic_provider", "spec_of", "spec_of_batch"]
+__all__ = ["ANTHROPIC", "OPENAI", "anthropic_provider", "input_path", "spec_of", "spec_of_batch"]
 
 ANTHROPIC: Final = "anthropic"
 OPENAI: Final = "openai"
+
+
+def input_path(backend: Backend, batch: DoorBatch) -> str | None:
+    """Where the file of a batch lies; None where it is gone, or is another tenant's. A batch that the operator has made for a
+    tenant may read a file of the operator's."""
+    files = FileStore(backend.settings, backend.database)
+    file = files.get(batch.input_file_id, Whose(batch.tenant))
+    if file is None and TENANT in (batch.metadata or {}):
+        file = files.get(batch.input_file_id, Whose(None))
+    return None if file is None else files.place(file)
 
 
 def spec_of(
@@ -27,11 +39,15 @@ def spec_of(
     endpoint: str,
     metadata: dict[str, str] | None,
     deadline_s: float,
+    model: str | None = None,
 ) -> JobSpec:
-    """Raises SpecError for what this installation cannot answer, or this tenant may not ask for; Refused for metadata."""
+    """``model``: the one that all lines name; None: there are several, or it is not known yet, and then a budget is not held
+    against prices here: the job's submit does that. Raises SpecError for what this installation cannot answer, or this tenant
+    may not ask for; Refused for metadata."""
     door = settings.gateway.batches
     options: dict[str, Any] = {
         "lane": door.lane, "endpoint": endpoint, "tenant": tenant, "format": "jsonl", "deadline_s": deadline_s,
+        "model": model,
     }  # fmt: skip
     if kind == ANTHROPIC:
         options |= {"provider": anthropic_provider(settings), "max_bad_rows": "100%"}
@@ -39,16 +55,18 @@ def spec_of(
         options |= {"provider": door.provider, "max_bad_rows": 0}
     spec = JobSpec(**{**options, **asked_in(metadata)})
     _check_answered(settings, spec)
-    check_acceptable(spec, settings.prices(spec.provider))
+    check_acceptable(
+        spec if model is not None else spec.model_copy(update={"budget_usd": None}), settings.prices(spec.provider)
+    )
     if tenant is not None:  # the operator's own may do what the command line does
         Borders(settings.doors).check(spec)
     return spec
 
 
-def spec_of_batch(settings: GatewaySettings, batch: DoorBatch, deadline_s: float) -> JobSpec:
+def spec_of_batch(settings: GatewaySettings, batch: DoorBatch, deadline_s: float, model: str | None = None) -> JobSpec:
     return spec_of(
         settings, kind=batch.kind, tenant=batch.tenant, endpoint=batch.endpoint, metadata=batch.metadata,
-        deadline_s=deadline_s,
+        deadline_s=deadline_s, model=model,
     )  # fmt: skip
 
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.batches.figures import DEADLINE, final_counts
-from penstock_gateway.batches.finish import Finish, input_path
-from penstock_gateway.batches.specs import spec_of_batch
-from penstock_gateway.batches.validation import LineChecks, faults_in, first_model, of_the_batch
+from penstock_gateway.batches.finish import Finish
+from penstock_gateway.batches.specs import input_path, spec_of_batch
+from penstock_gateway.batches.validation import LineChecks, faults_in, of_the_batch, one_model
 from penstock_ledger import DoorBatch, DoorBatchState, DoorBatchStore, JobNotFound, JobStore, LeasedBatch, OutcomeStore
 from penstock_ledger.model import Job, JobState
-from penstock_producer import JobSpec, SourceError, SourceUnavailable, SpecError, TooManyBadRows
+from penstock_producer import SourceError, SourceUnavailable, SpecError, TooManyBadRows
 
 __all__ = ["Steps", "Stopped"]
 
@@ -68,20 +68,31 @@ class Steps:
         if path is None:
             self._fail(leased, "invalid_request", f"Cannot find file {batch.input_file_id}.", "input_file_id")
             return
-        job = job or self._submitted(leased, path)
+        model = self._model_of(batch, path)
+        job = job or self._submitted(leased, path, model)
         if job is not None:
             counts = {**batch.counts, "total": job.total or 0}
-            model = first_model(path, JobSpec.accepted(job.spec), self._settings)
             self._store.move(leased, DoorBatchState.IN_PROGRESS, job_id=job.job_id, counts=counts, model=model)
 
-    def _submitted(self, leased: LeasedBatch, path: str) -> Job | None:
-        """None for a file that is refused, which the batch says then."""
+    def _model_of(self, batch: DoorBatch, path: str) -> str | None:
+        try:
+            return one_model(path, spec_of_batch(self._settings, batch, batch.window_s), self._settings, self._go_on)
+        except SpecError:
+            return None  # which the submit says
+
+    def _submitted(self, leased: LeasedBatch, path: str, model: str | None) -> Job | None:
+        """``model``: the one that all lines name; budget and prices are those of it. None for a file that is refused, which the
+        batch says then."""
         batch, checks = leased.batch, LineChecks(self._settings, leased.batch.endpoint)
         left_s = max(LEAST_S, batch.expires_at - time.time())
         check = None if batch.of_anthropic else checks.check
         errors: list[dict[str, Any]]
         try:
             spec = spec_of_batch(self._settings, batch, left_s)
+            if (
+                model is not None and spec.asks_a_provider
+            ):  # a model of our own has no price, and answers whatever lines name
+                spec = spec_of_batch(self._settings, batch, left_s, model)
             try:
                 return self._backend.producer.submit(
                     path, spec, job_key=batch.batch_id, progress=self._go_on, check=check

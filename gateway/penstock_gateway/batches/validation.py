@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 
 from penstock_gateway.settings import GatewaySettings
-from penstock_producer import JobSpec, SourceError
+from penstock_producer import JobSpec, SourceError, SourceUnavailable
 from penstock_producer.accepting.survey import survey
 from penstock_producer.job.endpoints import EMBEDDINGS
 from penstock_producer.sources import BadRow, Document, FileSource, open_source
 
-__all__ = ["ERRORS_MAX", "LineChecks", "faults_in", "first_model", "of_the_batch"]
+__all__ = ["ERRORS_MAX", "LineChecks", "faults_in", "first_model", "of_the_batch", "one_model"]
 
 ERRORS_MAX: Final = 100  # that are listed; one more says that there are others
 
@@ -82,11 +82,29 @@ def faults_in(path: str, spec: JobSpec, settings: GatewaySettings) -> list[dict[
 
 
 def first_model(path: str, spec: JobSpec, settings: GatewaySettings) -> str | None:
-    """Of the first line that is a request: the one of a batch, where it has one."""
-    for row in open_source(path, spec, settings).documents({}):
-        if isinstance(row, Document):
-            return _READ_MODEL(row.body).model
-    return None
+    """Of the first line; None where it is no request. Raises SourceError."""
+    first = next(iter(open_source(path, spec, settings).documents({})), None)
+    return _READ_MODEL(first.body).model if isinstance(first, Document) else None
+
+
+def one_model(path: str, spec: JobSpec, settings: GatewaySettings, go_on: Callable[[], None]) -> str | None:
+    """The one that all lines name; None where one names another or none, or is no request. ``go_on`` is called for each line.
+
+    Raises SourceUnavailable; what else is wrong with the file is said by those who check it.
+    """
+    found: str | None = None
+    try:
+        for row in open_source(path, spec, settings).documents({}):
+            go_on()
+            model = _READ_MODEL(row.body).model if isinstance(row, Document) else None
+            if model is None or model != (found or model):
+                return None
+            found = model
+    except SourceUnavailable:
+        raise
+    except SourceError:
+        return None
+    return found
 
 
 def of_the_batch(error: SourceError, path: str) -> dict[str, Any]:

@@ -19,6 +19,14 @@ _FIXES: Final[Mapping[str, str]] = {
 }
 
 
+_STATES: Final[Mapping[str, tuple[str, str]]] = {  # words, and the badge's colour
+    "held": ("held", "bad"),
+    "failing": ("provider fails", "bad"),
+    "waiting": ("told to wait", "warn"),
+    "open": ("open", "completed"),
+}
+
+
 class QuotaRow(NamedTuple):
     name: str
     state: str
@@ -53,7 +61,7 @@ def quota_rows(
 
 
 def _row(seen: QuotaSeen, causes: Sequence[Cause], now: float, in_state: str) -> QuotaRow:
-    state, kind = _state(seen)
+    state, kind = _STATES[seen.state]
     cause = latest_cause(causes, now)
     return QuotaRow(
         one_line(seen.quota_id, HOLD_CHARS),
@@ -66,16 +74,6 @@ def _row(seen: QuotaSeen, causes: Sequence[Cause], now: float, in_state: str) ->
         list(stops(seen, in_state)),
         "" if cause is None else cause_line(cause, now),
     )
-
-
-def _state(seen: QuotaSeen) -> tuple[str, str]:
-    if seen.hold:
-        return "held", "bad"
-    if seen.open_left_s > 0 or seen.probing:
-        return "provider fails", "bad"
-    if seen.pause_left_s > 0:
-        return "told to wait", "warn"
-    return "open", "completed"
 
 
 def _limit(name: str, per_second: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
+from penstock_gateway.checks.metadata import checked_metadata
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
 from penstock_producer.job.params import params_of
@@ -24,9 +25,6 @@ MESSAGES_MAX: Final = 2_048
 PARTS_MAX: Final = 512  # of one message
 INPUTS_MAX: Final = 2_048  # of one call for embeddings, as OpenAI has it
 TOOLS_MAX: Final = 128  # as OpenAI has it
-METADATA_MAX: Final = 16  # pairs, as OpenAI has it, as the next two
-METADATA_KEY_CHARS: Final = 64
-METADATA_VALUE_CHARS: Final = 512
 SHOWN_CHARS: Final = 80  # of a name in an error
 
 _SAMPLING: Final = {
@@ -169,16 +167,7 @@ def _check_values(body: Mapping[str, Any], endpoint: str, limits: DirectFields) 
     for name in ("tools", "functions"):
         if len(body.get(name) or ()) > TOOLS_MAX:
             raise invalid(name, f"there are {len(body[name])}; at most {TOOLS_MAX} may be sent")
-    _check_metadata(body.get("metadata"))
-
-
-def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
-    for at, (key, value) in enumerate((metadata or {}).items()):
-        if at >= METADATA_MAX:
-            raise invalid("metadata", f"it has more than {METADATA_MAX} pairs")
-        if len(key) > METADATA_KEY_CHARS or not isinstance(value, str) or len(value) > METADATA_VALUE_CHARS:
-            why = f"a key has at most {METADATA_KEY_CHARS} characters, and its value is text of at most {METADATA_VALUE_CHARS}"
-            raise invalid(f"metadata.{key[:METADATA_KEY_CHARS]}", why, "invalid_type")
+    checked_metadata(body.get("metadata"))
 
 
 def _check_nested(body: Mapping[str, Any], top: Collection[str]) -> None:

@@ -33,25 +33,25 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.post(CHAT, responses=_ERRORS)
+@router.post(CHAT, responses=_ERRORS, operation_id="create_chat_completion")
 async def chat_completions(request: Request, caller: May) -> Response:
     """One chat completion, as OpenAI's API has it; answered by the fleet, recorded like a document of a job."""
     return await _one(request, caller, CHAT)
 
 
-@router.post(COMPLETIONS, responses=_ERRORS)
+@router.post(COMPLETIONS, responses=_ERRORS, operation_id="create_completion")
 async def completions(request: Request, caller: May) -> Response:
     """One completion of a prompt, as OpenAI's API has it."""
     return await _one(request, caller, COMPLETIONS)
 
 
-@router.post(EMBEDDINGS, responses=_ERRORS)
+@router.post(EMBEDDINGS, responses=_ERRORS, operation_id="create_embeddings")
 async def embeddings(request: Request, caller: May) -> Response:
     """The embeddings of one input, or of several, as OpenAI's API has it."""
     return await _one(request, caller, EMBEDDINGS)
 
 
-@router.post("/v1/batch/sync", responses=_ERRORS)
+@router.post("/v1/batch/sync", responses=_ERRORS, operation_id="answer_prompts")
 async def batch_sync(request: Request, caller: May) -> Response:
     """Several prompts, answered together: outputs in their order, each with its text or its error."""
     backend = backend_of(request)

@@ -15,7 +15,7 @@ from penstock_gateway.refused import Refused
 __all__ = ["answer_to", "is_problem_path", "openai_error"]
 
 _ANTHROPIC: Final = "/v1/messages"
-_PROBLEMS: Final = ("/v1/jobs", "/v1/webhooks", "/v1/keys", "/v1/schedules", "/v1/notifications")
+_PROBLEMS: Final = ("/v1/jobs", "/v1/webhooks", "/v1/keys", "/v1/schedules", "/v1/notifications", "/v1/limits")
 _PAGES: Final = "/ui"
 _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",

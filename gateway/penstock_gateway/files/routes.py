@@ -46,7 +46,7 @@ Reads = Annotated[Caller, Depends(caller_with("read"))]
 Writes = Annotated[Caller, Depends(caller_with("write"))]
 
 
-@router.post("/v1/files", openapi_extra={"requestBody": _FORM})
+@router.post("/v1/files", operation_id="create_file", openapi_extra={"requestBody": _FORM})
 async def create_file(request: Request, caller: Writes) -> dict[str, Any]:
     """Upload a file: a form with `file` and `purpose`, and `expires_after[anchor]` and `expires_after[seconds]` where it should
     go by itself."""
@@ -57,7 +57,7 @@ async def create_file(request: Request, caller: Writes) -> dict[str, Any]:
     return shown(file)
 
 
-@router.get("/v1/files")
+@router.get("/v1/files", operation_id="list_files")
 async def list_files(
     request: Request,
     caller: Reads,
@@ -84,13 +84,13 @@ async def list_files(
     return {"object": "list", "data": files, **ends, "has_more": page.has_more}
 
 
-@router.get("/v1/files/{file_id}")
+@router.get("/v1/files/{file_id}", operation_id="retrieve_file")
 async def retrieve_file(request: Request, caller: Reads, file_id: str) -> dict[str, Any]:
     """What is known of one file."""
     return shown(await _found(backend_of(request), caller, file_id))
 
 
-@router.delete("/v1/files/{file_id}")
+@router.delete("/v1/files/{file_id}", operation_id="delete_file")
 async def delete_file(request: Request, caller: Writes, file_id: str) -> dict[str, Any]:
     """Remove a file and its bytes. 409 for the input of a batch or job that has not ended."""
     backend = backend_of(request)
@@ -108,7 +108,8 @@ async def delete_file(request: Request, caller: Writes, file_id: str) -> dict[st
     return {"id": file_id, "object": "file", "deleted": True}
 
 
-@router.api_route("/v1/files/{file_id}/content", methods=["GET", "HEAD"], response_class=Response)
+@router.head("/v1/files/{file_id}/content", response_class=Response, operation_id="measure_file_content")
+@router.get("/v1/files/{file_id}/content", response_class=Response, operation_id="read_file_content")
 async def file_content(request: Request, caller: Reads, file_id: str) -> Response:
     """The bytes of a file, or a range of them."""
     backend = backend_of(request)

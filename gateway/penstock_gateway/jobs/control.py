@@ -45,39 +45,39 @@ log = logging.getLogger("penstock.gateway")
 _MICRO: Final = 1_000_000
 
 
-@router.post("/{job}/pause")
+@router.post("/{job}/pause", operation_id="pause_job")
 async def pause(request: Request, job: str, caller: Writer, given: CancelOrPause | None = None) -> JobShown:
     """Start nothing more of a job; what is in flight ends. Pausing a paused job gives it the new reason."""
     reason = given.reason if given is not None and given.reason is not None else "paused over HTTP"
     return await _moved(request, caller, job, JobState.PAUSED, {JobState.RUNNING, JobState.PAUSED}, reason)
 
 
-@router.post("/{job}/resume")
+@router.post("/{job}/resume", operation_id="resume_job")
 async def resume(request: Request, job: str, caller: Writer) -> JobShown:
     """Let a paused job go on."""
     return await _moved(request, caller, job, JobState.RUNNING, {JobState.PAUSED}, None)
 
 
-@router.post("/{job}/cancel")
+@router.post("/{job}/cancel", operation_id="cancel_job")
 async def cancel(request: Request, job: str, caller: Writer, given: CancelOrPause | None = None) -> JobShown:
     """End a job: documents that have not ended become dead letters `cancelled`."""
     reason = given.reason if given is not None and given.reason is not None else "cancelled over HTTP"
     return await _moved(request, caller, job, JobState.CANCELLING, {JobState.RUNNING, JobState.PAUSED}, reason)
 
 
-@router.post("/{job}/move")
+@router.post("/{job}/move", operation_id="move_job")
 async def move(request: Request, job: str, given: Move, caller: Writer) -> JobShown:
     """Let a running job go on in another lane; what is done stays."""
     return await _changed(request, caller, job, lambda backend, found: _move_lane(backend, found, given))
 
 
-@router.patch("/{job}")
+@router.patch("/{job}", operation_id="change_job")
 async def limit(request: Request, job: str, given: Limits, caller: Writer) -> JobShown:
     """Give a job another budget or deadline. What is left out stays, null lifts it."""
     return await _changed(request, caller, job, lambda backend, found: _give_limits(backend, found, given))
 
 
-@router.post("/{job}/replay")
+@router.post("/{job}/replay", operation_id="replay_dead_letters")
 async def replay(request: Request, job: str, given: Replay, caller: Writer) -> Replayed:
     """Try dead letters again, changed or as they were, as a new generation of the job."""
     backend = backend_of(request)
@@ -94,7 +94,7 @@ async def replay(request: Request, job: str, given: Replay, caller: Writer) -> R
     return await backend.run(again)
 
 
-@router.delete("/{job}")
+@router.delete("/{job}", operation_id="purge_job")
 async def purge(
     request: Request,
     job: str,

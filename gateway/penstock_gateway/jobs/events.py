@@ -48,7 +48,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.get("/{job}/events", response_class=Response, responses=_ANSWERS)
+@router.get("/{job}/events", response_class=Response, responses=_ANSWERS, operation_id="follow_job")
 async def events(
     request: Request,
     job: str,

@@ -33,7 +33,7 @@ _BODY: Final[dict[str, Any]] = {
 }
 
 
-@router.post("/{job}/items", openapi_extra={"requestBody": _BODY})
+@router.post("/{job}/items", openapi_extra={"requestBody": _BODY}, operation_id="push_items")
 async def push(request: Request, job: str, caller: Writer) -> Pushed:
     """Push one document as JSON, or up to 10,000 as lines of JSON.
 
@@ -52,7 +52,7 @@ async def push(request: Request, job: str, caller: Writer) -> Pushed:
     return _told(await backend.run(_push, backend, caller, job, body))
 
 
-@router.post("/{job}/seal")
+@router.post("/{job}/seal", operation_id="seal_job")
 async def seal(request: Request, job: str, caller: Writer) -> Sealed:
     """Say that an open job gets no more documents: it ends once they have. Safe to repeat."""
     backend = backend_of(request)

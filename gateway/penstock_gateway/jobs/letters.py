@@ -39,7 +39,7 @@ _LINES: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.get("/{job}/dead-letters")
+@router.get("/{job}/dead-letters", operation_id="list_dead_letters")
 async def list_letters(
     request: Request,
     job: str,
@@ -73,7 +73,7 @@ async def list_letters(
     return await backend.run(look)
 
 
-@router.get("/{job}/dead-letter-lines", response_class=Response, responses=_LINES)
+@router.get("/{job}/dead-letter-lines", operation_id="export_dead_letters", response_class=Response, responses=_LINES)
 async def export_letters(
     request: Request,
     job: str,
@@ -109,7 +109,7 @@ async def export_letters(
     return await streamed(backend, begin, limit)
 
 
-@router.get("/{job}/dead-letters/{doc_id:path}")
+@router.get("/{job}/dead-letters/{doc_id:path}", operation_id="retrieve_dead_letter")
 async def show_letter(request: Request, job: str, doc_id: str, caller: Reader) -> Letter:
     """Show one dead letter: its error, its request and the last answer to it."""
     backend = backend_of(request)

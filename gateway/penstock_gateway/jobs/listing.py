@@ -20,7 +20,7 @@ router = APIRouter()
 PAGE_MAX: Final = 200  # jobs of one answer
 
 
-@router.get("")
+@router.get("", operation_id="list_jobs")
 async def list_jobs(
     request: Request,
     caller: Reader,
@@ -34,7 +34,7 @@ async def list_jobs(
     return await backend.run(_page, backend, caller, state, search, cursor, limit)
 
 
-@router.get("/{job}")
+@router.get("/{job}", operation_id="retrieve_job")
 async def show(request: Request, job: str, caller: Reader) -> JobDetails:
     """Show one job: counts, rates, lanes, cost, and why it waits where it does."""
     backend = backend_of(request)

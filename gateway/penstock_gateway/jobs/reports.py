@@ -52,7 +52,7 @@ _HEADERS: Final = {
 }
 
 
-@router.get("/{job}/report", response_class=Response, responses=_ANSWERS)
+@router.get("/{job}/report", operation_id="read_job_report", response_class=Response, responses=_ANSWERS)
 async def report(
     request: Request,
     job: str,

@@ -37,6 +37,7 @@ _EXAMPLE: Final = (
             "content": {NDJSON: {"schema": {"type": "string"}, "example": _EXAMPLE}},
         }
     },
+    operation_id="read_job_results",
 )
 async def results(
     request: Request,

@@ -62,7 +62,7 @@ def submit_sample(
     return job
 
 
-@router.get("/{job}/extrapolation")
+@router.get("/{job}/extrapolation", operation_id="read_job_extrapolation")
 async def extrapolation(request: Request, job: str, caller: Reader) -> Extrapolation:
     """What a sample says of all documents: tokens and cost, each with an interval. Also while it runs, of what has ended."""
     backend = backend_of(request)

@@ -58,7 +58,7 @@ _BODY: Final[dict[str, Any]] = {
 }
 
 
-@router.post("/v1/schedules", status_code=201)
+@router.post("/v1/schedules", operation_id="create_schedule", status_code=201)
 async def add_schedule(request: Request, response: Response, given: NewSchedule, caller: Writer) -> ScheduleDetails:
     """Submit a source, or the outcomes of other jobs, again and again at the times of a cron expression.
 
@@ -70,7 +70,7 @@ async def add_schedule(request: Request, response: Response, given: NewSchedule,
     return shown
 
 
-@router.get("/v1/schedules")
+@router.get("/v1/schedules", operation_id="list_schedules")
 async def list_schedules(request: Request, caller: Reader) -> ScheduleList:
     """List schedules by name."""
     backend = backend_of(request)
@@ -82,14 +82,14 @@ async def list_schedules(request: Request, caller: Reader) -> ScheduleList:
     return await backend.run(look)
 
 
-@router.get("/v1/schedules/{schedule}")
+@router.get("/v1/schedules/{schedule}", operation_id="retrieve_schedule")
 async def show_schedule(request: Request, schedule: str, caller: Reader) -> ScheduleDetails:
     """Show one schedule, by its name or id: its options, and what came of its latest times."""
     backend = backend_of(request)
     return await backend.run(lambda: _detailed(backend, _find(backend, caller, schedule)))
 
 
-@router.post("/v1/schedules/{schedule}/pause")
+@router.post("/v1/schedules/{schedule}/pause", operation_id="pause_schedule")
 async def pause_schedule(request: Request, schedule: str, caller: Writer) -> ScheduleDetails:
     """Start no more jobs until it is resumed; those that run go on. Safe to repeat."""
     backend = backend_of(request)
@@ -102,7 +102,7 @@ async def pause_schedule(request: Request, schedule: str, caller: Writer) -> Sch
     return await backend.run(pause)
 
 
-@router.post("/v1/schedules/{schedule}/resume")
+@router.post("/v1/schedules/{schedule}/resume", operation_id="resume_schedule")
 async def resume_schedule(request: Request, schedule: str, caller: Writer) -> ScheduleDetails:
     """Go on with the next time from now; those that passed meanwhile do not count as missed. Safe to repeat."""
     backend = backend_of(request)
@@ -115,7 +115,7 @@ async def resume_schedule(request: Request, schedule: str, caller: Writer) -> Sc
     return await backend.run(resume)
 
 
-@router.delete("/v1/schedules/{schedule}")
+@router.delete("/v1/schedules/{schedule}", operation_id="delete_schedule")
 async def remove_schedule(request: Request, schedule: str, caller: Writer) -> Removed:
     """Forget a schedule; its jobs stay."""
     backend = backend_of(request)
@@ -128,7 +128,7 @@ async def remove_schedule(request: Request, schedule: str, caller: Writer) -> Re
     return await backend.run(remove)
 
 
-@router.post("/v1/notifications/{schedule}", openapi_extra={"requestBody": _BODY})
+@router.post("/v1/notifications/{schedule}", operation_id="notify_schedule", openapi_extra={"requestBody": _BODY})
 async def notify(request: Request, schedule: str, caller: Writer) -> Noticed:
     """Take a notification of a bucket for a schedule that was added with events `webhook`.
 

@@ -32,7 +32,10 @@ REQUESTS_MAX: Final = 100  # that it shows
 
 
 @router.post(
-    "", status_code=201, responses={200: {"model": JobShown, "description": "The same job, submitted before."}}
+    "",
+    status_code=201,
+    responses={200: {"model": JobShown, "description": "The same job, submitted before."}},
+    operation_id="submit_job",
 )
 async def submit(
     request: Request,
@@ -56,7 +59,7 @@ async def submit(
     return await backend.run(counted, backend, job)
 
 
-@router.post("/estimate")
+@router.post("/estimate", operation_id="estimate_job")
 async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
     """Say what a job would be.
 
@@ -71,7 +74,7 @@ async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
         return await backend.run(_estimated, backend, caller, given.source, options)
 
 
-@router.post("/preview")
+@router.post("/preview", operation_id="preview_job")
 async def preview(
     request: Request,
     given: NewJob,

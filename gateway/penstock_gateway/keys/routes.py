@@ -25,7 +25,7 @@ PAGE_MAX: Final = 200  # of one answer
 ID_MAX: Final = 64  # characters; an id has 28
 
 
-@router.post("", status_code=201)
+@router.post("", operation_id="create_key", status_code=201)
 async def create_key(request: Request, response: Response, given: NewKey, caller: Keys) -> MadeKey:
     """Make a key. Its secret is in this answer and in no other.
 
@@ -51,7 +51,7 @@ async def create_key(request: Request, response: Response, given: NewKey, caller
     return answer
 
 
-@router.get("")
+@router.get("", operation_id="list_keys")
 async def list_keys(
     request: Request,
     caller: Keys,
@@ -73,7 +73,7 @@ async def list_keys(
     return await backend.run(look)
 
 
-@router.get("/{key_id}")
+@router.get("/{key_id}", operation_id="retrieve_key")
 async def retrieve_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
     """Show one key: what it may do, and when it was last used."""
     backend = backend_of(request)
@@ -84,7 +84,7 @@ async def retrieve_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
     return await backend.run(look)
 
 
-@router.delete("/{key_id}")
+@router.delete("/{key_id}", operation_id="revoke_key")
 async def revoke_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
     """End a key. Doors refuse it within two seconds. Safe to repeat.
 

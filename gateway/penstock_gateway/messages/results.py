@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import orjson
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.batches.failed import NotReached, why_failed
 from penstock_gateway.batches.figures import CANCELLED, DEADLINE, ended_by_deadline
-from penstock_gateway.batches.finish import input_path
-from penstock_gateway.batches.specs import spec_of_batch
+from penstock_gateway.batches.specs import input_path, spec_of_batch
 from penstock_gateway.refused import Refused
 from penstock_ledger import DoorBatch, DoorBatchState, JobNotFound, JobStore, OutcomeStore
-from penstock_ledger.model import DeadLetter, Job, Result
+from penstock_ledger.model import DeadLetter, Job, JobState, Result
 from penstock_producer.sources import Document, open_source
 
 __all__ = ["result_lines"]
@@ -32,7 +33,17 @@ def result_lines(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
         raise Refused(404, f"{batch.batch_id} has no available results.", code="not_found") from None
     # As they were when it ended, whatever was replayed since.
     outcomes = OutcomeStore(backend.database).as_of(job.job_id, batch.counts.get("generation", job.generation))
-    return (_line(batch, job, outcome) for outcome in outcomes)
+    lines = (_line(batch, job, outcome) for outcome in outcomes)
+    return chain(lines, _not_reached(backend, batch, job)) if batch.state is DoorBatchState.FAILED else lines
+
+
+def _not_reached(backend: Backend, batch: DoorBatch, job: Job) -> Iterator[bytes]:
+    """Of a job that failed as a whole. A job that was made to run again since has no more of them."""
+    if job.state is not JobState.FAILED:
+        return
+    result = _errored(why_failed(job))
+    for doc_id in NotReached(backend, batch, job).ids():
+        yield _written(doc_id, result)
 
 
 def _line(batch: DoorBatch, job: Job, outcome: Result | DeadLetter) -> bytes:
@@ -62,14 +73,15 @@ def _error(job: Job, letter: DeadLetter) -> dict[str, Any]:
 def _of_what_was_sent(backend: Backend, batch: DoorBatch, path: str) -> Iterator[bytes]:
     """Of a batch that was cancelled, or has failed, before it was a job."""
     spec = spec_of_batch(backend.settings, batch, batch.window_s)
-    if batch.errors:
-        error = {"type": "api_error", "message": batch.errors[0]["message"]}
-        result: dict[str, Any] = {"type": "errored", "error": {"type": "error", "error": error, "request_id": None}}
-    else:
-        result = {"type": "canceled"}
+    result = _errored(batch.errors[0]["message"]) if batch.errors else {"type": "canceled"}
     for row in open_source(path, spec, backend.settings).documents({}):
         name = row.doc_id if isinstance(row, Document) else row.doc_id or ""
         yield _written(name, result)
+
+
+def _errored(message: str) -> dict[str, Any]:
+    error = {"type": "api_error", "message": message}
+    return {"type": "errored", "error": {"type": "error", "error": error, "request_id": None}}
 
 
 def _written(custom_id: str, result: dict[str, Any]) -> bytes:

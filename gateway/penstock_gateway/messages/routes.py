@@ -35,7 +35,7 @@ Writer = Annotated[Caller, Depends(caller_with("write"))]
 Edge = Annotated[str | None, Query(max_length=100)]
 
 
-@router.post(PATH)
+@router.post(PATH, operation_id="create_message_batch")
 async def create(request: Request, caller: Writer) -> JSONResponse:
     """Its shape is checked at once; what is wrong with a request itself is that request's result."""
     backend, batch_id = backend_of(request), new_id("msgbatch")
@@ -50,7 +50,7 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
     return JSONResponse(shown(batch, batch.counts, _origin(request)))
 
 
-@router.get(PATH)
+@router.get(PATH, operation_id="list_message_batches")
 async def page(
     request: Request,
     caller: Reader,
@@ -68,14 +68,14 @@ async def page(
     return JSONResponse({"data": data, **ends, "has_more": has_more})
 
 
-@router.get(PATH + "/{batch_id}")
+@router.get(PATH + "/{batch_id}", operation_id="retrieve_message_batch")
 async def retrieve(request: Request, batch_id: str, caller: Reader) -> JSONResponse:
     backend = backend_of(request)
     batch, counts = await backend.run(_looked_at, backend, batch_id, caller)
     return JSONResponse(shown(batch, counts, _origin(request)))
 
 
-@router.post(PATH + "/{batch_id}/cancel")
+@router.post(PATH + "/{batch_id}/cancel", operation_id="cancel_message_batch")
 async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONResponse:
     """What is under way still ends, with its result."""
     backend = backend_of(request)
@@ -83,7 +83,7 @@ async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONRespons
     return JSONResponse(shown(batch, counts, _origin(request)))
 
 
-@router.delete(PATH + "/{batch_id}")
+@router.delete(PATH + "/{batch_id}", operation_id="delete_message_batch")
 async def delete(request: Request, batch_id: str, caller: Writer) -> JSONResponse:
     """The batch, what was sent, and its results."""
     backend = backend_of(request)
@@ -91,7 +91,7 @@ async def delete(request: Request, batch_id: str, caller: Writer) -> JSONRespons
     return JSONResponse({"id": batch_id, "type": "message_batch_deleted"})
 
 
-@router.get(PATH + "/{batch_id}/results")
+@router.get(PATH + "/{batch_id}/results", operation_id="read_message_batch_results")
 async def results(request: Request, batch_id: str, caller: Reader) -> StreamingResponse:
     backend = backend_of(request)
     lines = await backend.run(_results, backend, batch_id, caller)

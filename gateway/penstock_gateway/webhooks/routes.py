@@ -40,7 +40,7 @@ class NewWebhook(BaseModel):
     events: Annotated[list[EventType], Field(min_length=1, max_length=64)] | None = None
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, operation_id="create_webhook")
 async def create_webhook(request: Request, caller: Writes, new: NewWebhook) -> dict[str, Any]:
     """Register an endpoint. Its secret is in this answer and in no other."""
     backend = backend_of(request)
@@ -57,7 +57,7 @@ async def create_webhook(request: Request, caller: Writes, new: NewWebhook) -> d
     return {**shown(made), "secret": secret}
 
 
-@router.get("")
+@router.get("", operation_id="list_webhooks")
 async def list_webhooks(
     request: Request,
     caller: Reads,
@@ -75,13 +75,13 @@ async def list_webhooks(
     return {"object": "list", "data": data, **ends, "has_more": has_more}
 
 
-@router.get("/{webhook_id}")
+@router.get("/{webhook_id}", operation_id="retrieve_webhook")
 async def retrieve_webhook(request: Request, caller: Reads, webhook_id: str) -> dict[str, Any]:
     """One endpoint, and why it is disabled where it is."""
     return shown(await _found(backend_of(request), caller, webhook_id))
 
 
-@router.delete("/{webhook_id}")
+@router.delete("/{webhook_id}", operation_id="delete_webhook")
 async def delete_webhook(request: Request, caller: Writes, webhook_id: str) -> dict[str, Any]:
     """Remove an endpoint, and what is on its way there."""
     backend = backend_of(request)
@@ -90,7 +90,7 @@ async def delete_webhook(request: Request, caller: Writes, webhook_id: str) -> d
     return {"id": webhook_id, "object": "webhook_endpoint", "deleted": True}
 
 
-@router.post("/{webhook_id}/rotate")
+@router.post("/{webhook_id}/rotate", operation_id="rotate_webhook_secret")
 async def rotate_secret(request: Request, caller: Writes, webhook_id: str) -> dict[str, Any]:
     """A new secret, in this answer only. For a day, deliveries are signed by the one before as well."""
     backend = backend_of(request)
@@ -100,7 +100,7 @@ async def rotate_secret(request: Request, caller: Writes, webhook_id: str) -> di
     return {**shown(endpoint), "secret": secret}
 
 
-@router.post("/{webhook_id}/enable")
+@router.post("/{webhook_id}/enable", operation_id="enable_webhook")
 async def enable_webhook(request: Request, caller: Writes, webhook_id: str) -> dict[str, Any]:
     """Send events to an endpoint again that was disabled: those from now on."""
     backend = backend_of(request)
@@ -109,7 +109,7 @@ async def enable_webhook(request: Request, caller: Writes, webhook_id: str) -> d
     return shown(await _found(backend, caller, webhook_id))
 
 
-@router.post("/{webhook_id}/test", status_code=202)
+@router.post("/{webhook_id}/test", status_code=202, operation_id="test_webhook")
 async def send_test_event(request: Request, caller: Writes, webhook_id: str) -> dict[str, Any]:
     """Send the event `webhook.test` there now. Its delivery is listed as any other."""
     backend = backend_of(request)
@@ -120,7 +120,7 @@ async def send_test_event(request: Request, caller: Writes, webhook_id: str) -> 
     return {"id": event_id, "object": "event", "type": "webhook.test"}
 
 
-@router.get("/{webhook_id}/deliveries")
+@router.get("/{webhook_id}/deliveries", operation_id="list_webhook_deliveries")
 async def list_deliveries(
     request: Request, caller: Reads, webhook_id: str, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
 ) -> dict[str, Any]:
@@ -131,7 +131,7 @@ async def list_deliveries(
     return {"object": "list", "data": [shown_delivery(delivery) for delivery in deliveries]}
 
 
-@router.post("/{webhook_id}/deliveries/{event_id}/retry", status_code=202)
+@router.post("/{webhook_id}/deliveries/{event_id}/retry", status_code=202, operation_id="retry_webhook_delivery")
 async def retry_delivery(request: Request, caller: Writes, webhook_id: str, event_id: str) -> dict[str, Any]:
     """Send an event once more now, with the same `webhook-id`, also one that has arrived or was given up."""
     backend = backend_of(request)
@@ -152,6 +152,7 @@ def shown(endpoint: Endpoint) -> dict[str, Any]:
     return {
         "id": endpoint.endpoint_id, "object": "webhook_endpoint", "url": endpoint.url, "events": list(endpoint.events),
         "created_at": int(endpoint.created_at), "status": "enabled" if endpoint.disabled_at is None else "disabled",
+        "failing_since": _seconds(endpoint.failing_since),
         "disabled_at": None if endpoint.disabled_at is None else int(endpoint.disabled_at), "disabled_because": endpoint.why,
     }  # fmt: skip
 

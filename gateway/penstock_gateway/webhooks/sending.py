@@ -104,8 +104,10 @@ class WebhookSending:
         log.info("webhook %s to %s: try %d failed: %s", event, endpoint, delivery.tries + 1, sent.why)
         pause_s = None if sent.status == GONE else pause_after(delivery.tries)
         backend.metrics.webhook_tries.labels("gave_up" if pause_s is None else "failed").inc()
-        await backend.run(store.failed, event, endpoint, self._owner, sent.error, pause_s)
-        if sent.status == GONE:
+        disabled = await backend.run(store.failed, event, endpoint, self._owner, sent.error, pause_s)
+        if disabled:
+            log.warning("webhook %s is disabled: nothing has arrived there for days", endpoint)
+        elif sent.status == GONE:
             await backend.run(store.disable, endpoint, "it answered 410 Gone")
 
     async def _clean(self, backend: Backend, store: WebhookStore) -> None:

@@ -26,7 +26,6 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.door_stores.events import note_event
 from penstock_ledger.door_stores.whose import Whose
@@ -152,8 +151,7 @@ class DoorBatchStore:
                 "output_expires_s": new.output_expires_s, "state": str(DoorBatchState.VALIDATING),
                 "counts": _text(dict(new.counts)), "created_at": now, "expires_at": now + new.window_s, "fence": 0,
             }  # fmt: skip
-            dialect = sqlite if self._db.is_sqlite else postgresql
-            statement = dialect.insert(door_batches).values(values).on_conflict_do_nothing()
+            statement = self._db.insert(door_batches).values(values).on_conflict_do_nothing()
             is_new = connection.execute(statement).rowcount == 1
             row = connection.execute(_of(new.batch_id)).one()
             return _batch_of(row), is_new

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.sql.database import Database
@@ -130,8 +129,7 @@ class DoorCallStore:
             for doc_id, body in call.documents
         ]
         if rows:
-            dialect = sqlite if self._db.is_sqlite else postgresql
-            connection.execute(dialect.insert(spool).on_conflict_do_nothing(), rows)
+            connection.execute(self._db.insert(spool).on_conflict_do_nothing(), rows)
         numbers = _numbers(connection, job_id, [str(row["doc_id"]) for row in rows])
         return [
             {} if is_taken else {doc_id: numbers[doc_id] for doc_id, _ in call.documents}
@@ -152,9 +150,8 @@ class DoorCallStore:
             over |= door_calls.c.doc_id == claim.instead_of
         if connection.execute(update(door_calls).where(its_row, over).values(values)).rowcount:
             return True
-        dialect = sqlite if self._db.is_sqlite else postgresql
         row = {"tenant": tenant, "idem_key": claim.key, **values}
-        return connection.execute(dialect.insert(door_calls).values(row).on_conflict_do_nothing()).rowcount == 1
+        return connection.execute(self._db.insert(door_calls).values(row).on_conflict_do_nothing()).rowcount == 1
 
 
 def _numbers(connection: Connection, job_id: str, doc_ids: Sequence[str]) -> Mapping[str, int]:

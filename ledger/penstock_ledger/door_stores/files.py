@@ -94,7 +94,7 @@ class DoorFiles:
         return None if row is None else _file_of(row)
 
     def get(self, file_id: str, whose: Whose) -> DoorFile | None:
-        """None for one that is not there, is another tenant's, was deleted, or has expired."""
+        """None for one that is not there, is another tenant's, was deleted, or has expired and is no longer read."""
         query = select(door_files).where(door_files.c.file_id == file_id, *_there(whose))
         row = self._db.read(lambda connection: connection.execute(query).one_or_none())
         return None if row is None else _file_of(row)
@@ -196,7 +196,9 @@ class DoorFiles:
 
 
 def _there(whose: Whose) -> tuple[ColumnElement[bool], ...]:
-    alive = or_(door_files.c.expires_at.is_(None), door_files.c.expires_at > time.time())
+    """Work that has not ended finds its file behind ``expires_at`` as well: it may come to read it only then."""
+    read = exists().where(_batch_reads(door_files.c.file_id)), exists().where(_job_reads(door_files.c.file_id))
+    alive = or_(door_files.c.expires_at.is_(None), door_files.c.expires_at > time.time(), *read)
     return whose.holds(door_files.c.tenant), door_files.c.deleted_at.is_(None), alive
 
 

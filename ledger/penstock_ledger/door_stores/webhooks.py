@@ -22,6 +22,9 @@ __all__ = ["Delivery", "DueDelivery", "Endpoint", "NewEndpoint", "WebhookStore"]
 
 ERROR_MAX: Final = 500  # characters of an error that are kept
 _FORGOTTEN_AT_ONCE: Final = 1_000
+FAILING_MAX_S: Final = (
+    5 * 86_400.0
+)  # for which nothing has arrived at an endpoint: longer than a weekend without anyone at work
 _END: Final = webhook_endpoints.c
 _DEL: Final = webhook_deliveries.c
 
@@ -42,6 +45,9 @@ class Endpoint:
     url: str
     events: Sequence[str]
     created_at: float
+    failing_since: (
+        float | None
+    )  # the first try that failed since one arrived; None: the last one arrived, or none was made
     disabled_at: float | None
     why: str | None
 
@@ -86,6 +92,9 @@ class WebhookStore:
         own = Whose(new.tenant).holds(_END.tenant)
 
         def insert_one(connection: Connection) -> Row[Any] | None:
+            self._db.lock(
+                connection, f"penstock:webhooks:{new.tenant or ''}"
+            )  # else two at once pass the limit together
             if connection.execute(select(func.count()).where(own)).scalar_one() >= ENDPOINTS_MAX:
                 return None
             connection.execute(insert(webhook_endpoints).values(values))
@@ -139,20 +148,17 @@ class WebhookStore:
 
     def enable(self, endpoint_id: str, whose: Whose) -> bool:
         """Send events there again: those from now on."""
-        query = update(webhook_endpoints).where(*_one(endpoint_id, whose)).values(disabled_at=None, why=None)
+        query = (
+            update(webhook_endpoints)
+            .where(*_one(endpoint_id, whose))
+            .values(disabled_at=None, why=None, failing_since=None)
+        )
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
     def disable(self, endpoint_id: str, why: str) -> None:
         """Send nothing there any more, also not what is on its way."""
 
-        def stop(connection: Connection) -> None:
-            now = time.time()
-            named = update(webhook_endpoints).where(_END.endpoint_id == endpoint_id, _END.disabled_at.is_(None))
-            connection.execute(named.values(disabled_at=now, why=why[:ERROR_MAX]))
-            waiting = update(webhook_deliveries).where(_DEL.endpoint_id == endpoint_id, _DEL.next_at.is_not(None))
-            connection.execute(waiting.values(next_at=None, gave_up_at=now))
-
-        self._db.write(stop)
+        self._db.write(lambda connection: _disable(connection, endpoint_id, why))
 
     def test(self, endpoint_id: str) -> str:
         """An event for this endpoint alone; its id."""
@@ -210,17 +216,36 @@ class WebhookStore:
 
     def delivered(self, event_id: str, endpoint_id: str, owner: str) -> None:
         """It has arrived."""
-        self._settle(event_id, endpoint_id, owner, next_at=None, delivered_at=time.time(), last_error=None)
-
-    def failed(self, event_id: str, endpoint_id: str, owner: str, why: str, pause_s: float | None) -> None:
-        """Try again after a pause; None: not any more."""
 
         def note(connection: Connection) -> None:
-            now = self._db.now(connection)
-            over = {"next_at": None, "gave_up_at": now} if pause_s is None else {"next_at": now + pause_s}
-            self._settled(connection, event_id, endpoint_id, owner, last_error=why[:ERROR_MAX], **over)
+            values = {"next_at": None, "delivered_at": time.time(), "last_error": None}
+            if _settled(connection, event_id, endpoint_id, owner, values):
+                failing = _END.endpoint_id == endpoint_id, _END.failing_since.is_not(None)
+                connection.execute(update(webhook_endpoints).where(*failing).values(failing_since=None))
 
         self._db.write(note)
+
+    def failed(self, event_id: str, endpoint_id: str, owner: str, why: str, pause_s: float | None) -> bool:
+        """Try again after a pause; None: not any more. An endpoint where nothing has arrived for ``FAILING_MAX_S`` is disabled
+        when a delivery is given up; whether that was so."""
+
+        def note(connection: Connection) -> bool:
+            now = self._db.now(connection)
+            over = {"next_at": None, "gave_up_at": now} if pause_s is None else {"next_at": now + pause_s}
+            if not _settled(connection, event_id, endpoint_id, owner, {"last_error": why[:ERROR_MAX], **over}):
+                return False
+            named = _END.endpoint_id == endpoint_id, _END.disabled_at.is_(None)
+            connection.execute(
+                update(webhook_endpoints).where(*named, _END.failing_since.is_(None)).values(failing_since=now)
+            )
+            since = connection.execute(select(_END.failing_since).where(*named)).scalar_one_or_none()
+            if pause_s is not None or since is None or now - since < FAILING_MAX_S:
+                return False
+            days = FAILING_MAX_S / 86_400
+            _disable(connection, endpoint_id, f"nothing has arrived there for {days:g} days; the last try: {why}")
+            return True
+
+        return self._db.write(note)
 
     def forget_before(self, when: float) -> int:
         """Remove deliveries that have arrived or were given up, made before a Unix time. At most some at once; how many."""
@@ -235,19 +260,26 @@ class WebhookStore:
 
         return self._db.write(forget)
 
-    def _settle(self, event_id: str, endpoint_id: str, owner: str, **values: Any) -> None:
-        self._db.write(lambda connection: self._settled(connection, event_id, endpoint_id, owner, **values))
-
-    def _settled(self, connection: Connection, event_id: str, endpoint_id: str, owner: str, **values: Any) -> None:
-        named = and_(_DEL.event_id == event_id, _DEL.endpoint_id == endpoint_id, _DEL.owner == owner)
-        query = update(webhook_deliveries).where(named)
-        connection.execute(query.values(tries=_DEL.tries + 1, owner=None, lease_until=None, **values))
-
 
 class _Lease(NamedTuple):
     owner: str
     now: float
     until: float
+
+
+def _settled(connection: Connection, event_id: str, endpoint_id: str, owner: str, values: dict[str, Any]) -> bool:
+    """Whether this process still held it."""
+    named = and_(_DEL.event_id == event_id, _DEL.endpoint_id == endpoint_id, _DEL.owner == owner)
+    query = update(webhook_deliveries).where(named)
+    return connection.execute(query.values(tries=_DEL.tries + 1, owner=None, lease_until=None, **values)).rowcount == 1
+
+
+def _disable(connection: Connection, endpoint_id: str, why: str) -> None:
+    now = time.time()
+    named = update(webhook_endpoints).where(_END.endpoint_id == endpoint_id, _END.disabled_at.is_(None))
+    connection.execute(named.values(disabled_at=now, why=why[:ERROR_MAX]))
+    waiting = update(webhook_deliveries).where(_DEL.endpoint_id == endpoint_id, _DEL.next_at.is_not(None))
+    connection.execute(waiting.values(next_at=None, gave_up_at=now))
 
 
 def _taken(connection: Connection, endpoint_id: str, lease: _Lease, most: int) -> list[DueDelivery]:
@@ -280,6 +312,7 @@ def _endpoint_of(row: Row[Any]) -> Endpoint:
         url=row.url,
         events=row.events.split(","),
         created_at=row.created_at,
+        failing_since=row.failing_since,
         disabled_at=row.disabled_at,
         why=row.why,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import redis
 
@@ -20,6 +20,9 @@ TEXT_CHARS: Final = 500  # of why it is held
 LIMITS_READ: Final = 32  # of one quota
 _IDS: Final = "penstock:quotas"
 _FIELDS: Final = ("config", "hold", "hat", "bs", "bu", "nb", "n", "x:throttled", "x:failed")
+
+
+QuotaState = Literal["open", "held", "failing", "waiting"]
 
 
 class QuotaSeen(NamedTuple):
@@ -35,6 +38,15 @@ class QuotaSeen(NamedTuple):
     pause_left_s: float  # the provider said: nothing for so long
     open_left_s: float  # it fails: nothing for so long
     probing: bool  # a few trial requests decide whether it is back
+
+    @property
+    def state(self) -> QuotaState:
+        """What keeps requests from starting: the account is held, the provider fails, it said wait; or nothing."""
+        if self.hold:
+            return "held"
+        if self.open_left_s > 0 or self.probing:
+            return "failing"
+        return "waiting" if self.pause_left_s > 0 else "open"
 
 
 def quotas_seen(client: redis.Redis, clock_us: Callable[[], int] | None = None) -> list[QuotaSeen]:

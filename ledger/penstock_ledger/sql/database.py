@@ -24,6 +24,7 @@ from sqlalchemy import (
     Connection,
     Double,
     Engine,
+    Table,
     cast,
     create_engine,
     event,
@@ -32,6 +33,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew, TablesInUse
@@ -150,6 +152,16 @@ class Database:
         if found is not None and found > HEAD:
             raise SchemaTooNew(found, HEAD)
         return None if found is None else str(found)
+
+    def lock(self, connection: Connection, name: str) -> None:
+        """Wait until no other transaction has locked ``name``; the lock goes when this one ends. A writer on SQLite has the
+        whole file."""
+        if not self.is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
+
+    def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
+        """An INSERT that may say what becomes of rows that are there already: both databases have it, SQL's standard has not."""
+        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
     def clock(self) -> ColumnElement[float]:
         """The database server's clock as part of a statement, Unix seconds."""

@@ -481,6 +481,7 @@ webhook_endpoints = Table(
     Column("old_until", Double),
     Column("events", Words, nullable=False),  # names with commas between
     Column("created_at", Double, nullable=False),
+    Column("failing_since", Double),  # NULL: the last try arrived, or none was made
     Column("disabled_at", Double),
     Column("why", Words),
     Index("webhook_endpoints_created", "tenant", "created_at", "endpoint_id"),

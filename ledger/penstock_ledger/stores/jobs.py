@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import orjson
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, literal_column, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from penstock_ledger.door_stores.events import note_event
@@ -134,14 +133,13 @@ class JobStore(FeedStore):
     def _create(
         self, connection: Connection, job: NewJob, refused: Iterable[DeadLetter], keys: Iterable[bytes]
     ) -> tuple[bool, Row[Any]]:
-        dialect = sqlite if self._db.is_sqlite else postgresql
         values = {
             "job_id": job.job_id, "job_key": job.job_key, "spec": json_text(job.spec),
             "source": json_text(job.source), "digest": job.digest, "state": str(JobState.RUNNING),
             "generation": 1, "total": job.total, "created_at": time.time(), "lane": job.lane or job.spec.get("lane"),
             "tenant": job.spec.get("tenant"),
         }  # fmt: skip
-        created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
+        created = connection.execute(self._db.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
         if created:
             add_feed(connection, job.job_id, 1, job.feed_kind, parts=job.shards)
             _insert_refused(connection, refused)

@@ -6,7 +6,6 @@ import secrets
 import uuid
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import meta
@@ -37,6 +36,5 @@ class Meta:
         return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
 
     def _create(self, connection: Connection, name: str, value: str) -> str:
-        dialect = sqlite if self._db.is_sqlite else postgresql
-        connection.execute(dialect.insert(meta).values(name=name, value=value).on_conflict_do_nothing())
+        connection.execute(self._db.insert(meta).values(name=name, value=value).on_conflict_do_nothing())
         return str(connection.execute(select(meta.c.value).where(meta.c.name == name)).scalar_one())

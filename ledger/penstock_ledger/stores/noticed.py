@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, delete, func, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import noticed_files
@@ -68,7 +67,6 @@ class NoticedStore:
         self._db.write(remove)
 
     def _note(self, connection: Connection, schedule_id: str, names: Sequence[str]) -> Noted:
-        dialect: Any = sqlite if self._db.is_sqlite else postgresql
         now, room = self._db.now(connection), NOTICED_MAX - _waiting(connection, schedule_id)
         noted = Noted([], [], [])
         wanted = list(dict.fromkeys(names))
@@ -83,7 +81,7 @@ class NoticedStore:
                 for key in (*kept, *known)
             ]
             if rows:
-                query = dialect.insert(noticed_files)
+                query = self._db.insert(noticed_files)
                 same = [noticed_files.c.schedule_id, noticed_files.c.file]
                 latest = {"noticed_at": query.excluded.noticed_at}
                 connection.execute(query.on_conflict_do_update(index_elements=same, set_=latest), rows)

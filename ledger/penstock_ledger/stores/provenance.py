@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 from sqlalchemy import Connection, Row, Select, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import meta
@@ -69,7 +68,7 @@ class Provenance:
         """(job, combination); what is there stays, but for the time of the last note."""
         rows = [row for job_id, one in made for row in _rows(job_id, one)]
         rows.sort(key=itemgetter("name"))  # two workers lock the same rows in the same order
-        insert = (sqlite if self._db.is_sqlite else postgresql).insert(meta)
+        insert = self._db.insert(meta)
         newer = insert.on_conflict_do_update(
             index_elements=[meta.c.name], set_={"value": insert.excluded.value}, where=meta.c.name.startswith(LAST)
         )

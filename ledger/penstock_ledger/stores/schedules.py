@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import orjson
 from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from penstock_ledger.errors import ScheduleExists, ScheduleNotFound, TooManySchedules
@@ -237,9 +236,8 @@ class ScheduleStore:
             )
         )  # fmt: skip
         if decision.taken is not None:
-            dialect = sqlite if self._db.is_sqlite else postgresql
             row = {"schedule_id": schedule.schedule_id, "file": decision.taken}
-            connection.execute(dialect.insert(taken_files).values(row).on_conflict_do_nothing())
+            connection.execute(self._db.insert(taken_files).values(row).on_conflict_do_nothing())
         oldest_kept = (
             select(firings.c.planned_at)
             .where(of_it)

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.errors import JobClosed, JobNotFound, SpoolConflict
 from penstock_ledger.sql.database import Database
@@ -79,11 +78,10 @@ class Spool:
     def _append(self, connection: Connection, job_id: str, docs: dict[str, bytes]) -> tuple[int, list[str]]:
         """How many are new, and the ids that were there with another body."""
         check_open(connection, job_id, docs)
-        dialect = sqlite if self._db.is_sqlite else postgresql
         rows = [{"job_id": job_id, "doc_id": doc_id, "body": docs[doc_id], "fed": False} for doc_id in sorted(docs)]
         if not rows:
             return 0, []
-        new: int = connection.execute(dialect.insert(spool).on_conflict_do_nothing(), rows).rowcount
+        new: int = connection.execute(self._db.insert(spool).on_conflict_do_nothing(), rows).rowcount
         return new, _different(connection, job_id, docs) if new < len(rows) else []
 
 

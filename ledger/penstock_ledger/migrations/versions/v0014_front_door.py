@@ -123,6 +123,7 @@ def _webhooks() -> None:
         sa.Column("old_until", sa.Double()),
         sa.Column("events", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("failing_since", sa.Double()),
         sa.Column("disabled_at", sa.Double()),
         sa.Column("why", sa.Text()),
     )

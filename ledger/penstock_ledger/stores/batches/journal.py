@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, delete, insert, or_, select, text, update
+from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
 
 from penstock_ledger.errors import BatchLost
 from penstock_ledger.model import DeadLetter, Feed, ItemKey, PaidBeside, Result
@@ -187,7 +187,7 @@ class ProviderBatchStore(BatchFigures):
 
         def reserve(connection: Connection) -> bool | None:
             if cap is not None:
-                self._lock(connection, f"penstock:batches:{batch.provider}")
+                self._db.lock(connection, f"penstock:batches:{batch.provider}")
                 held = connection.execute(held_beside(batch)).scalar_one()
                 if held and held + batch.tokens > cap:
                     return False
@@ -267,11 +267,6 @@ class ProviderBatchStore(BatchFigures):
             move(connection, batch.tag, None)
 
         self._db.write(write)
-
-    def _lock(self, connection: Connection, name: str) -> None:
-        """Until the transaction ends. SQLite's has the write lock already."""
-        if not self._db.is_sqlite:
-            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
 
 
 class _Claimed(Exception):
