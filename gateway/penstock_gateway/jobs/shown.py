@@ -34,7 +34,8 @@ def job_shown(job: Job, counts: Counts) -> shapes.JobShown:
 
 def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     """Blocks."""
-    counts, report = OutcomeStore(backend.database).counts(job.job_id), report_of(backend, job)
+    counts = OutcomeStore(backend.database).counts(job.job_id)
+    report = report_of(backend, job, counts)
     left, rate = remaining(job, counts), report.items_per_second
     return shapes.JobDetails(
         **_fields(job, counts),
@@ -50,9 +51,9 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     )
 
 
-def report_of(backend: Backend, job: Job) -> Report:
-    """The account of the job. Blocks."""
-    return gathered(backend.database, job, stats=_stats(backend, job))
+def report_of(backend: Backend, job: Job, counts: Counts | None = None) -> Report:
+    """The account of the job, with ``counts`` that were read just now. Blocks."""
+    return gathered(backend.database, job, stats=_stats(backend, job), counts=counts)
 
 
 def remaining(job: Job, counts: Counts) -> int | None:
