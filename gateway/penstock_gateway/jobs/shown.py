@@ -34,8 +34,10 @@ def job_shown(job: Job, counts: Counts) -> shapes.JobShown:
 
 def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     """Blocks."""
-    counts = OutcomeStore(backend.database).counts(job.job_id)
-    report = report_of(backend, job, counts)
+    stats = _stats(backend, job)  # before the transaction, which Redis must not hold up
+    with backend.database.one_read():
+        counts = OutcomeStore(backend.database).counts(job.job_id)
+        report = gathered(backend.database, job, stats=stats, counts=counts)
     left, rate = remaining(job, counts), report.items_per_second
     return shapes.JobDetails(
         **_fields(job, counts),
@@ -51,9 +53,9 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     )
 
 
-def report_of(backend: Backend, job: Job, counts: Counts | None = None) -> Report:
-    """The account of the job, with ``counts`` that were read just now. Blocks."""
-    return gathered(backend.database, job, stats=_stats(backend, job), counts=counts)
+def report_of(backend: Backend, job: Job) -> Report:
+    """The account of the job. Blocks."""
+    return gathered(backend.database, job, stats=_stats(backend, job))
 
 
 def remaining(job: Job, counts: Counts) -> int | None:

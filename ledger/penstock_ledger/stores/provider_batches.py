@@ -55,6 +55,9 @@ _OPEN: Final = table.c.state != bindparam("settled", str(BatchState.SETTLED))
 _LED: Final = (
     table.c.tag == bindparam("its_tag"), table.c.owner == bindparam("by"), table.c.fence == bindparam("its_fence")
 )  # fmt: skip
+_TAKEN: Final = select(func.count(), func.coalesce(func.sum(table.c.requests), 0)).where(
+    table.c.job_id == bindparam("job"), table.c.remote_id.is_not(None)
+)
 _RELEASE: Final = update(table).where(table.c.owner == bindparam("by")).values(owner=None, lease_until=None)
 _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
 _READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)  # then the journal says why a batch has ended
@@ -427,10 +430,7 @@ class ProviderBatchStore:
 
     def created(self, job_id: str) -> tuple[int, int]:
         """Batches of a job that its providers took, and the requests in them."""
-        query = select(func.count(), func.coalesce(func.sum(table.c.requests), 0)).where(
-            table.c.job_id == job_id, table.c.remote_id.is_not(None)
-        )
-        batches, requests = self._db.read(lambda connection: connection.execute(query).one())
+        batches, requests = self._db.read(lambda connection: connection.execute(_TAKEN, {"job": job_id}).one())
         return int(batches), int(requests)
 
     def open_times(self, job_id: str) -> BatchesOpen:

@@ -26,13 +26,14 @@ def gathered(
     """``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work where they were
     measured, ``counts`` where they were read just now."""
     outcomes = OutcomeStore(database)
-    return build(
-        job,
-        outcomes.counts(job.job_id) if counts is None else counts,
-        stats=stats,
-        seconds=seconds,
-        made_with=Provenance(database).of(job.job_id),
-        moves=LaneMoves(database).of(job.job_id) if job.moves else [],
-        lanes=outcomes.by_lane(job.job_id),
-        created=ProviderBatchStore(database).created(job.job_id),
-    )
+    with database.one_read():
+        return build(
+            job,
+            outcomes.counts(job.job_id) if counts is None else counts,
+            stats=stats,
+            seconds=seconds,
+            made_with=Provenance(database).of(job.job_id),
+            moves=LaneMoves(database).of(job.job_id) if job.moves else [],
+            lanes=outcomes.by_lane(job.job_id),
+            created=ProviderBatchStore(database).created(job.job_id),
+        )

@@ -2,7 +2,8 @@
 
 Stock kombu takes one message per round trip and records it as unacked in a second one: a process killed in between loses
 it. The keys are kombu's own, so stock producers, workers and Flower share the broker. The hub sends the script over the
-channel's connection and reads the answer when it comes; Redis cannot wait inside a script: an idle worker asks again.
+channel's connection and reads the answer when it comes; Redis cannot wait inside a script: an idle worker asks again, or is
+woken (``wake.py``).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.lease_scripts import PARKED_KEY
 from penstock_workers.broker.leases import BROKER_ERRORS
 from penstock_workers.broker.messages import Message, payload_of
-from penstock_workers.broker.pace import IDLE_POLL_S, Pace
 from penstock_workers.broker.qos import QoS
+from penstock_workers.broker.wake import IDLE_POLL_S
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class ClaimingChannel(ConnectingChannel):
         self._unrecorded: set[str] = set()  # queues whose consumers need no acknowledgement
         self._claims = ClaimScript()
         self._next_claim_at = 0.0
-        self._pace = Pace(connection.wake_soon)
+        self._is_woken = False  # since the claim that is under way was sent
         super().__init__(connection, **options)
 
     def room(self) -> int:
@@ -54,6 +55,11 @@ class ClaimingChannel(ConnectingChannel):
         limit: int = self.qos.prefetch_count
         most = min(self.bulk_max, BULK_LIMIT)
         return min(most, limit - len(self.leases)) if limit else most
+
+    def claim_soon(self) -> None:
+        """In the next turn of the event loop: a message has come."""
+        self._is_woken = True
+        self._next_claim_at = 0.0
 
     # -- kombu's poller calls these two in place of BRPOP --------------------------------------------------------------
 
@@ -66,15 +72,15 @@ class ClaimingChannel(ConnectingChannel):
             return
         self._in_poll = self.client.connection
         self._brpop_sent_at = monotonic()
+        self._is_woken = False
         self._in_poll.send_command(*self._claim_command(self._claims, queues, room))
 
     def _brpop_read(self, **options: Any) -> Literal[True]:
         messages = self._read_claim(**options)
         if not messages:
-            self._next_claim_at = monotonic() + self._pace.pause_s(self.idle_poll_s)
+            self._next_claim_at = 0.0 if self._is_woken else monotonic() + self.idle_poll_s
             raise Empty
         self._queue_cycle.rotate(messages[0].queue)
-        self._pace.note(messages[0])
         self._hand_over(messages)
         return True
 
