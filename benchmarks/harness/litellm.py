@@ -19,7 +19,7 @@ from benchmarks.harness.ground import GroundError, process, tests_on_path
 VARIABLE = "PENSTOCK_BENCH_LITELLM"
 START_S = 120.0  # importing it alone takes many seconds
 MODEL = "sim-small"
-# No keys, no database, no callbacks, no retries, no look at other machines: the least that a call can cost there.
+# No keys (it listens to this machine only), no database, no callbacks, no retries: the least that a call can cost there.
 CONFIG = """
 model_list:
   - model_name: {model}
@@ -27,7 +27,7 @@ model_list:
 files_settings:
   - {{custom_llm_provider: openai, api_base: "{url}", api_key: none}}
 litellm_settings: {{telemetry: false, num_retries: 0, request_timeout: 60}}
-general_settings: {{disable_spend_logs: true}}
+general_settings: {{disable_spend_logs: true, dangerously_permit_weak_or_unset_master_key: true}}
 """
 NOWHERE = "http://127.0.0.1:9"
 
@@ -45,7 +45,9 @@ def python() -> Path | None:
         return None
     path = Path(named)
     if not path.is_file():
-        raise GroundError(f"{VARIABLE} is {named!r}, and there is no such file; give the Python of LiteLLM's environment")
+        raise GroundError(
+            f"{VARIABLE} is {named!r}, and there is no such file; give the Python of LiteLLM's environment"
+        )
     return path
 
 
@@ -60,6 +62,7 @@ def proxy(place: Path, interpreter: Path, url: str) -> Iterator[Running]:
                "--num_workers", "1"]  # fmt: skip
     variables = {
         "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_TELEMETRY": "False",
+        "LITELLM_MODE": "PRODUCTION",  # as its documentation asks for
         "HTTPS_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1,localhost",
     }  # fmt: skip
     with process(command, variables=variables, log=log) as running:
@@ -81,4 +84,6 @@ def _listens(port: int) -> bool:
 
 def _version(interpreter: Path) -> str:
     said = "from importlib.metadata import version; print(version('litellm'))"
-    return subprocess.run([str(interpreter), "-c", said], capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    return subprocess.run(
+        [str(interpreter), "-c", said], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.strip()

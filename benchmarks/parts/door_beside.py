@@ -48,7 +48,7 @@ def run(quick: bool) -> Report:
             found = _calls(port, (pid, *running.pids), theirs, urlsplit(answering.url).port or 0, number, rounds)
         kept = stack.enter_context(simulator(0.0, 0.0))
         with litellm.proxy(place, interpreter, kept.url) as theirs:
-            files = _files(place, {OURS: (port, pid), THEIRS: (theirs.port, theirs.pid)}, rounds)
+            files = list(_files(place, {OURS: (port, pid), THEIRS: (theirs.port, theirs.pid)}, rounds))
             version = theirs.version
     notes = [
         "Penstock: ledger, queue, worker, quota, ledger, answer; CPU of door, worker, control and Redis",
@@ -56,7 +56,9 @@ def run(quick: bool) -> Report:
         "files: Penstock keeps them, LiteLLM sends them to `penstock simulate`, whose CPU is not counted",
     ]
     rows = [row for callers in CALLERS for row in _call_rows(callers, found)]
-    return Report(f"(l) beside LiteLLM's proxy, provider of {LATENCY_MS:g} ms, {rounds} round(s)", [*rows, *files], notes)
+    return Report(
+        f"(l) beside LiteLLM's proxy, provider of {LATENCY_MS:g} ms, {rounds} round(s)", [*rows, *files], notes
+    )
 
 
 def _calls(
@@ -108,7 +110,10 @@ def _files(place: Path, sides: dict[str, tuple[int, int]], rounds: int) -> Itera
             f"{theirs.p50_ms:.1f}, {theirs.p99_ms:.1f} ms {THEIRS}", f"{ours.p50_ms / theirs.p50_ms:.2f}x",
         )  # fmt: skip
         yield Row(
-            f"{what}: CPU", f"{ours.cpu_ms:.1f} ms", f"{theirs.cpu_ms:.1f} ms {THEIRS}", f"{ours.cpu_ms / theirs.cpu_ms:.2f}x"
+            f"{what}: CPU",
+            f"{ours.cpu_ms:.1f} ms",
+            f"{theirs.cpu_ms:.1f} ms {THEIRS}",
+            f"{ours.cpu_ms / theirs.cpu_ms:.2f}x",
         )
 
 

@@ -42,25 +42,32 @@ CALLERS = (1, 8)
 CALLS, ROUNDS = 400, 5  # status calls of a round, by all callers together
 QUICK_CALLS, QUICK_ROUNDS = 80, 2
 LOOK_S = 0.001
-CLAIM_S, END_S, START_S = 60.0, 120.0, 60.0  # bounds: until the first claim, until a small job has ended, until a batch runs
+CLAIM_S, END_S, START_S = (
+    60.0,
+    120.0,
+    60.0,
+)  # bounds: until the first claim, until a small job has ended, until a batch runs
 BATCH, JOB, PRODUCER = "POST /v1/batches", "POST /v1/jobs", "Producer.submit"
 LEASES = keys.unacked_index(keys.QUEUE_PREFIX + "api")
 
 
 def run(quick: bool) -> Report:
     times, rounds, each = (QUICK_TIMES, QUICK_ROUNDS, QUICK_CALLS) if quick else (TIMES, ROUNDS, CALLS)
-    with folder() as place, redis_server(place) as server, provider(LATENCY_MS) as answering, floor() as plain:
-        with (
-            fleet(place / "fleet", server, worker=WORKER, concurrency=CONCURRENCY, base_url=answering.url) as running,
-            door(place, running.database_url, server.url, place / "fleet" / "penstock.toml") as (port, door_pid),
-        ):
-            small = write_documents(place / "small.jsonl", DOCUMENTS)
-            claims = Claims(server, running, port, door_pid, small)
-            found = claims.measured(times)
-            large = write_documents(place / "large.jsonl", QUICK_DOCUMENTS if quick else STATUS_DOCUMENTS)
-            batch = _running(port, upload(port, large))
-            floor_port = urlsplit(plain.url).port or 0
-            looks = _status(port, door_pid, floor_port, plain.pid, batch, rounds, each)
+    with (
+        folder() as place,
+        redis_server(place) as server,
+        provider(LATENCY_MS) as answering,
+        floor() as plain,
+        fleet(place / "fleet", server, worker=WORKER, concurrency=CONCURRENCY, base_url=answering.url) as running,
+        door(place, running.database_url, server.url, place / "fleet" / "penstock.toml") as (port, door_pid),
+    ):
+        small = write_documents(place / "small.jsonl", DOCUMENTS)
+        claims = Claims(server, running, port, door_pid, small)
+        found = claims.measured(times)
+        large = write_documents(place / "large.jsonl", QUICK_DOCUMENTS if quick else STATUS_DOCUMENTS)
+        batch = _running(port, upload(port, large))
+        floor_port = urlsplit(plain.url).port or 0
+        looks = _status(port, door_pid, floor_port, plain.pid, batch, rounds, each)
     return Report(
         f"(j) jobs over HTTP: {times} of each kind, {rounds} round(s) of status calls",
         [*_claim_rows(found, claims.door_ms), *_status_rows(looks)],
@@ -90,7 +97,9 @@ class Claims:
 
             for _ in range(times):
                 for kind, create in ((BATCH, self._batch), (JOB, self._job), (PRODUCER, submitted)):
-                    self._wait(lambda: not self._claimed(), END_S, "documents of the job before are still with a worker")
+                    self._wait(
+                        lambda: not self._claimed(), END_S, "documents of the job before are still with a worker"
+                    )
                     spent, began = usage(self._pid).cpu_s, time.perf_counter()
                     is_over = create()
                     self._wait(self._claimed, CLAIM_S, f"no worker has claimed a document of {kind}")
@@ -144,7 +153,10 @@ def _status(
     port: int, door_pid: int, floor_port: int, floor_pid: int, batch: Mapping[str, Any], rounds: int, number: int
 ) -> dict[tuple[str, int], tuple[list[Calls], list[Calls]]]:
     """By what is asked and the callers: calls of the door, and those of the floor. Raises GroundError where the job ends."""
-    paths = {"GET /v1/jobs/ID": f"/v1/jobs/{batch['penstock']['job_id']}", "GET /v1/batches/ID": f"/v1/batches/{batch['id']}"}
+    paths = {
+        "GET /v1/jobs/ID": f"/v1/jobs/{batch['penstock']['job_id']}",
+        "GET /v1/batches/ID": f"/v1/batches/{batch['id']}",
+    }
     found: dict[tuple[str, int], tuple[list[Calls], list[Calls]]] = defaultdict(lambda: ([], []))
     for _ in range(rounds):
         for callers in CALLERS:
@@ -164,7 +176,9 @@ def _claim_rows(took: Mapping[str, list[float]], door_ms: Mapping[str, list[floa
     for kind in (BATCH, JOB):
         for name, figure in zip(("p50", "p99"), quantiles(took[kind]), strict=True):
             ratio = f"+{figure - beside[name]:.0f} ms"
-            yield Row(f"{kind} to the first claim: {name}", f"{figure:.0f} ms", f"{beside[name]:.0f} ms {PRODUCER}", ratio)
+            yield Row(
+                f"{kind} to the first claim: {name}", f"{figure:.0f} ms", f"{beside[name]:.0f} ms {PRODUCER}", ratio
+            )
         yield Row(f"{kind} to the first claim: CPU of the door", f"{median(door_ms[kind]):.0f} ms")
 
 
@@ -178,5 +192,8 @@ def _status_rows(looks: Mapping[tuple[str, int], tuple[list[Calls], list[Calls]]
         )  # fmt: skip
         yield Row(f"{who}: calls a second", f"{one.per_s:.0f}", f"{beside.per_s:.0f} bare")
         yield Row(
-            f"{who}: CPU of a call", f"{one.cpu_ms:.2f} ms", f"{beside.cpu_ms:.2f} ms bare", f"{one.cpu_ms / beside.cpu_ms:.1f}x"
+            f"{who}: CPU of a call",
+            f"{one.cpu_ms:.2f} ms",
+            f"{beside.cpu_ms:.2f} ms bare",
+            f"{one.cpu_ms / beside.cpu_ms:.1f}x",
         )

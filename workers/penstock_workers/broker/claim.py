@@ -2,8 +2,7 @@
 
 Stock kombu takes one message per round trip and records it as unacked in a second one: a process killed in between loses
 it. The keys are kombu's own, so stock producers, workers and Flower share the broker. The hub sends the script over the
-channel's connection and reads the answer when it comes; Redis cannot wait inside a script: an idle worker asks again, or is
-woken (``wake.py``).
+channel's connection and reads the answer when it comes; Redis cannot wait inside a script: an idle worker asks again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from penstock_workers.broker.lease_scripts import PARKED_KEY
 from penstock_workers.broker.leases import BROKER_ERRORS
 from penstock_workers.broker.messages import Message, payload_of
 from penstock_workers.broker.qos import QoS
-from penstock_workers.broker.wake import IDLE_POLL_S
+from penstock_workers.broker.wake import IDLE_POLL_S, Pause
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +45,7 @@ class ClaimingChannel(ConnectingChannel):
         self.leases = connection.leases
         self._unrecorded: set[str] = set()  # queues whose consumers need no acknowledgement
         self._claims = ClaimScript()
-        self._next_claim_at = 0.0
-        self._is_woken = False  # since the claim that is under way was sent
+        self.pause = Pause()
         super().__init__(connection, **options)
 
     def room(self) -> int:
@@ -56,29 +54,24 @@ class ClaimingChannel(ConnectingChannel):
         most = min(self.bulk_max, BULK_LIMIT)
         return min(most, limit - len(self.leases)) if limit else most
 
-    def claim_soon(self) -> None:
-        """In the next turn of the event loop: a message has come."""
-        self._is_woken = True
-        self._next_claim_at = 0.0
-
     # -- kombu's poller calls these two in place of BRPOP --------------------------------------------------------------
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         room = self.room()
-        if room <= 0 or monotonic() < self._next_claim_at:
+        if room <= 0 or not self.pause.is_over():
             return
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues:
             return
         self._in_poll = self.client.connection
         self._brpop_sent_at = monotonic()
-        self._is_woken = False
+        self.pause.asking()
         self._in_poll.send_command(*self._claim_command(self._claims, queues, room))
 
     def _brpop_read(self, **options: Any) -> Literal[True]:
         messages = self._read_claim(**options)
         if not messages:
-            self._next_claim_at = 0.0 if self._is_woken else monotonic() + self.idle_poll_s
+            self.pause.found_nothing(self.idle_poll_s)
             raise Empty
         self._queue_cycle.rotate(messages[0].queue)
         self._hand_over(messages)

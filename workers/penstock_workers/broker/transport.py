@@ -75,7 +75,7 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
 
     def _claim_soon(self) -> None:
         for channel in self.channels:
-            channel.claim_soon()
+            channel.pause.woken()
 
 
 def _address(client: Any) -> RedisAddress | None:

@@ -1,9 +1,9 @@
 """How an idle worker hears of urgent messages at once: it waits at a list in which each group of them leaves a mark.
 
-Redis cannot wait inside a script, so a worker that found nothing asks again twenty times a second. Urgent messages have callers who
-wait for each; asking a hundred times a second for their sake costs more than answering them. A mark wakes one worker, the one
-that has waited longest. It is a hint and no more: where it is lost, or wakes a worker that has no room, the message is found by
-the next one that asks, within IDLE_POLL_S.
+Redis cannot wait inside a script, so a worker that found nothing asks again twenty times a second. Urgent messages have callers
+who wait for each; asking a hundred times a second for their sake costs more than answering them. A mark wakes one worker, the
+one that has waited longest. It is a hint and no more: where it is lost, or wakes a worker that has no room, the message is found
+by the next one that asks, within IDLE_POLL_S.
 """
 
 from __future__ import annotations
@@ -26,12 +26,37 @@ OVERDUE_S: Final = 10.0  # without an answer: the connection leads nowhere
 RETRY_S: Final = 5.0  # after a failure; until then the worker asks at its usual pace
 
 
+class Pause:
+    """Of one channel: until when it does not ask again. A mark that comes while it asks counts, too: its message may have come
+    behind the question."""
+
+    def __init__(self) -> None:
+        self._over_at = 0.0
+        self._is_woken = False
+
+    def is_over(self) -> bool:
+        return monotonic() >= self._over_at
+
+    def asking(self) -> None:
+        self._is_woken = False
+
+    def found_nothing(self, usual_s: float) -> None:
+        self._over_at = 0.0 if self._is_woken else monotonic() + usual_s
+
+    def woken(self) -> None:
+        self._over_at, self._is_woken = 0.0, True
+
+
 class Wake:
     """Of one connection to the broker, with an event loop. ``connect`` makes the client that waits, ``queues`` are those that are
     consumed now, and ``woken`` is called for each mark. Belongs to the loop's thread."""
 
     def __init__(
-        self, loop: Any, connect: Callable[[], redis.Redis], queues: Callable[[], Sequence[str]], woken: Callable[[], None]
+        self,
+        loop: Any,
+        connect: Callable[[], redis.Redis],
+        queues: Callable[[], Sequence[str]],
+        woken: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._connect = connect
