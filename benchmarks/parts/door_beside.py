@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -100,7 +101,7 @@ def _files(place: Path, sides: dict[str, tuple[int, int]], rounds: int) -> Itera
     lists: dict[str, list[Calls]] = defaultdict(list)
     for _ in range(rounds):
         for name, (port, pid) in sides.items():
-            ups[name].append(_uploads(lambda port=port: upload(port, path), pid))
+            ups[name].append(_uploads(partial(upload, port, path), pid))
             lists[name].append(weighed(port, 1, LISTS, get(FILE_LIST), (pid,)))
     size = path.stat().st_size / 2**20
     for what, found in ((f"upload of {size:.0f} MiB", ups), (f"list of {rounds * FILES} files", lists)):

@@ -54,7 +54,7 @@ def connection(redis_server: RedisServer) -> Iterator[Connection]:
 def publish(server: RedisServer, doc_id: str, *, urgent: bool = True) -> None:
     key = ItemKey("job_a", 1, doc_id)
     raw = encode_item(key, queue=QUEUE, body=b"{}", ref=None, urgent=urgent)
-    RedisLedger(server.client(), EPOCH).publish(QUEUE, [Publish(key, 0, raw)], 8, urgent=urgent)
+    RedisLedger(server.client(), EPOCH).publish(QUEUE, [Publish(key, "0", raw)], 8, urgent=urgent)
 
 
 def waiting(server: RedisServer) -> list[str]:

@@ -68,7 +68,8 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
             self.leases.close()
 
     def _connect_waiting(self) -> redis.Redis:
-        return next(channel for channel in self.channels if channel.active_queues)._connect_keeper()
+        channel: Channel = next(channel for channel in self.channels if channel.active_queues)
+        return channel._connect_keeper()
 
     def _consumed(self) -> list[str]:
         return [queue for channel in self.channels for queue in channel.active_queues]
