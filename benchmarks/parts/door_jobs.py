@@ -37,7 +37,7 @@ LATENCY_MS = 50.0
 CONCURRENCY = 16  # with that latency at most 320 documents a second
 DOCUMENTS = 20  # of a job that is only created: claimed at once
 TIMES, QUICK_TIMES = 40, 8
-STATUS_DOCUMENTS, QUICK_DOCUMENTS = 60_000, 15_000  # of the job whose status is asked
+STATUS_DOCUMENTS, QUICK_DOCUMENTS = 50_000, 15_000  # of the job whose status is asked: no batch has more
 CALLERS = (1, 8)
 CALLS, ROUNDS = 400, 5  # status calls of a round, by all callers together
 QUICK_CALLS, QUICK_ROUNDS = 80, 2
@@ -145,7 +145,9 @@ def _running(port: int, file_id: str) -> dict[str, Any]:
         if batch["request_counts"]["completed"]:
             return batch
         if time.monotonic() > deadline or batch["status"] == "failed":
-            raise GroundError(f"the batch is {batch['status']} and nothing of it was answered in {START_S:g} s")
+            raise GroundError(
+                f"the batch is {batch['status']}, and nothing of it was answered in {START_S:g} s: {batch['errors']}"
+            )
         time.sleep(0.1)
 
 
