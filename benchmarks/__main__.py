@@ -15,7 +15,8 @@ MODULES = {
     "a": "queues.feed", "b": "queues.queue_path", "n": "noop_path", "c": "http_path", "d": "queues.redis_bytes",
     "e": "parts.memory", "q": "pace", "m": "parts.embed", "f": "parts.flower", "t": "parts.tracing",
     "r": "queues.redis_steps", "g": "growth", "h": "parts.http_clients", "u": "reuse", "p": "parts.plan",
-    "s": "parts.direct_door", "o": "parts.door_uploads",
+    "s": "parts.direct_door", "o": "parts.door_uploads", "j": "parts.door_jobs", "w": "parts.door_pages",
+    "l": "parts.door_beside",
 }  # fmt: skip
 EXPLAINED = {
     "a": "feed rate", "b": "queue path against stock Celery", "n": "queue path with both stores, no-op lane",
@@ -25,6 +26,8 @@ EXPLAINED = {
     "g": "what grows with a job",
     "h": "HTTP clients alone", "p": "plan and --dry-run beside the run itself",
     "s": "calls that wait beside direct calls", "o": "files up and down through the door",
+    "j": "jobs over HTTP: until the first claim, and status calls while one runs",
+    "w": "pages of the dashboard over a large ledger", "l": "calls that wait and files beside LiteLLM's proxy",
     "u": "equal requests: looked for, fanned out, and taken from the cache",
 }  # fmt: skip
 

@@ -9,15 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.harness.ground import GroundError, process, tests_on_path
+from benchmarks.harness.ground import ROOT, GroundError, process, tests_on_path
 
 START_S = 60.0
 SERVE = "from penstock_gateway import GatewaySettings, serve_door; serve_door(GatewaySettings.load())"
 
 
 @contextmanager
-def door(place: Path, database_url: str, redis_url: str, config: Path | None = None) -> Iterator[tuple[int, int]]:
-    """Its port and its process id; ``config`` is the penstock.toml of the fleet behind it."""
+def door(
+    place: Path, database_url: str, redis_url: str, config: Path | None = None, checkout: Path = ROOT
+) -> Iterator[tuple[int, int]]:
+    """Its port and its process id; ``config`` is the penstock.toml of the fleet behind it, ``checkout`` whose code it runs."""
     with tests_on_path():
         from servers import free_port
     port = free_port()
@@ -29,11 +31,12 @@ def door(place: Path, database_url: str, redis_url: str, config: Path | None = N
     }
     if config is not None:
         variables["PENSTOCK_CONFIG"] = str(config)
-    with process([sys.executable, "-c", SERVE], variables=variables, log=place / "door.log") as running:
+    log = place / "door.log"
+    with process([sys.executable, "-c", SERVE], variables=variables, log=log, checkout=checkout) as running:
         deadline = time.monotonic() + START_S
         while not _listens(port):
             if time.monotonic() > deadline:
-                raise GroundError(f"the door did not start: {(place / 'door.log').read_text()[-2000:]}")
+                raise GroundError(f"the door did not start: {log.read_text()[-2000:]}")
             time.sleep(0.05)
         yield port, running.pid
 

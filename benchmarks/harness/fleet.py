@@ -82,6 +82,7 @@ class Fleet:
     ) -> None:
         self.database_url = database_url
         self.last_job = ""  # the id of the job that was submitted last
+        self.pids = (*worker_pids, control_pid, server.pid)
         self._place = place
         self._server = server
         self._worker_pids = worker_pids

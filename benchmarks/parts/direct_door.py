@@ -2,23 +2,27 @@
 
 The provider answers after LATENCY_MS. Direct calls and calls through the door take turns, round by round, from the same
 threads; CPU is that of door, worker, control and Redis together, by the calls of the round.
+
+    python -m benchmarks.parts.direct_door [--beside CHECKOUT] [--setting NAME=VALUE]
+
+weighs a change: other code, or other settings, has a fleet and a door of its own, and takes its turn in each round.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
-import threading
+import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.harness.callers import Calls, Request, calls, medians, weighed
 from benchmarks.harness.door import door
 from benchmarks.harness.fleet import fleet
-from benchmarks.harness.ground import GroundError, folder, provider, redis_server, usage
-from benchmarks.harness.report import Report, Row, median
+from benchmarks.harness.ground import end_in_order, folder, provider, redis_server
+from benchmarks.harness.report import Report, Row, show
+from benchmarks.harness.rounds import OURS, Contender, arguments, contenders
 
 WORKER = "penstock_workers"
 LATENCY_MS = 20.0
@@ -28,79 +32,82 @@ QUICK_CALLS, QUICK_ROUNDS = 160, 2
 PATH = "/v1/chat/completions"
 
 
-class Round(NamedTuple):
-    p50_ms: float
-    p99_ms: float
-    per_s: float
-    cpu_ms: float = 0.0  # of a call
-    door_ms: float = 0.0  # of it: the door's own
-
-
 def run(quick: bool) -> Report:
-    calls, rounds = (QUICK_CALLS, QUICK_ROUNDS) if quick else (CALLS, ROUNDS)
-    direct: dict[int, list[Round]] = defaultdict(list)
-    through: dict[int, list[Round]] = defaultdict(list)
-    with folder() as place, redis_server(place) as server, provider(LATENCY_MS) as answering:
+    return _measured(*((QUICK_CALLS, QUICK_ROUNDS) if quick else (CALLS, ROUNDS)), {OURS: Contender()})
+
+
+def _measured(number: int, rounds: int, contenders: Mapping[str, Contender]) -> Report:
+    direct: dict[int, list[Calls]] = defaultdict(list)
+    through: dict[tuple[str, int], list[Calls]] = defaultdict(list)
+    with folder() as place, provider(LATENCY_MS) as answering, contextlib.ExitStack() as stack:
         port = urlsplit(answering.url).port or 0
-        with (
-            fleet(place / "fleet", server, worker=WORKER, concurrency=128, base_url=answering.url) as running,
-            door(place, running.database_url, server.url, place / "fleet" / "penstock.toml") as (door_port, door_pid),
-        ):
-            _round(door_port, 1, 10)
-            for _ in range(rounds):
-                for callers in CALLERS:
-                    each = max(1, calls // callers // (4 if callers == 1 else 1))
-                    direct[callers].append(_round(port, callers, each))
-                    before, door_before = running.usages(), usage(door_pid)
-                    one = _round(door_port, callers, each)
-                    after, door_after = running.usages(), usage(door_pid)
-                    door_s = door_after.cpu_s - door_before.cpu_s
-                    all_s = door_s + sum(b.cpu_s - a.cpu_s for a, b in zip(before, after, strict=True))
-                    number = callers * each
-                    through[callers].append(one._replace(cpu_ms=all_s * 1e3 / number, door_ms=door_s * 1e3 / number))
-    title = f"(s) calls that wait, provider of {LATENCY_MS:g} ms, {rounds} round(s), medians"
-    return Report(title, [row for callers in CALLERS for row in _rows(callers, through[callers], direct[callers])])
+        sides = {
+            name: stack.enter_context(_side(place / f"side-{at}", one, answering.url))
+            for at, (name, one) in enumerate(contenders.items())
+        }
+        for _ in range(rounds):
+            for callers in CALLERS:
+                each = calls_of_each(number, callers)
+                direct[callers].append(calls(port, callers, each, chat))
+                for name, (door_port, pids) in sides.items():
+                    through[name, callers].append(weighed(door_port, callers, each, chat, pids))
+    rows = [
+        row for callers in CALLERS for name in contenders
+        for row in _rows(name, callers, through[name, callers], direct[callers])
+    ]  # fmt: skip
+    return Report(f"(s) calls that wait, provider of {LATENCY_MS:g} ms, {rounds} round(s), medians", rows)
 
 
-def _round(port: int, callers: int, each: int) -> Round:
-    took: list[float] = []
-    failed: list[str] = []
-
-    def call(number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
-        try:
-            for at in range(each):
-                text = f"Summarise review {number}-{at}-{time.monotonic_ns()}"
-                body = json.dumps({"model": "sim-small", "messages": [{"role": "user", "content": text}]})
-                began = time.perf_counter()
-                connection.request("POST", PATH, body, {"content-type": "application/json"})
-                answer = connection.getresponse()
-                said = answer.read()
-                took.append((time.perf_counter() - began) * 1e3)
-                if answer.status != 200:
-                    failed.append(f"{answer.status}: {said[:200]!r}")
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(callers)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed or len(took) < callers * each:
-        raise GroundError(f"{len(failed)} calls of {callers * each} failed: {failed[:1]}")
-    took.sort()
-    return Round(took[len(took) // 2], took[int(len(took) * 0.99)], len(took) / (time.perf_counter() - began))
+@contextlib.contextmanager
+def _side(place: Path, one: Contender, url: str) -> Iterator[tuple[int, Sequence[int]]]:
+    """The port of a door with a fleet behind it, and their processes, the door's first."""
+    place.mkdir()
+    with (
+        redis_server(place) as server,
+        fleet(
+            place / "fleet",
+            server,
+            worker=WORKER,
+            concurrency=128,
+            base_url=url,
+            checkout=one.checkout,
+            settings=one.settings,
+        ) as running,
+        door(place, running.database_url, server.url, place / "fleet" / "penstock.toml", one.checkout) as (port, pid),
+    ):
+        calls(port, 1, 10, chat)
+        yield port, (pid, *running.pids)
 
 
-def _rows(callers: int, through: list[Round], direct: list[Round]) -> Iterator[Row]:
-    def medians(rounds: list[Round]) -> Round:
-        return Round(*(median(values) for values in zip(*rounds, strict=True)))
+def calls_of_each(number: int, callers: int) -> int:
+    """Of each caller, where all of them make this number; a quarter of it where there is one."""
+    return max(1, number // callers // (4 if callers == 1 else 1))
 
+
+def chat(caller: int, at: int) -> Request:
+    """Each says something else, so that no answer serves two."""
+    text = f"Summarise review {caller}-{at}-{time.monotonic_ns()}"
+    return Request("POST", PATH, {"model": "sim-small", "messages": [{"role": "user", "content": text}]})
+
+
+def in_words(callers: int) -> str:
+    return f"{callers} caller{'s' if callers > 1 else ''}"
+
+
+def _rows(name: str, callers: int, through: list[Calls], direct: list[Calls]) -> Iterator[Row]:
     ours, theirs = medians(through), medians(direct)
-    who = f"{callers} caller{'s' if callers > 1 else ''}"
-    for name, mine, other in (("p50", ours.p50_ms, theirs.p50_ms), ("p99", ours.p99_ms, theirs.p99_ms)):
-        yield Row(f"{who}: {name}", f"{mine:.1f} ms", f"{other:.1f} ms direct", f"+{mine - other:.1f} ms")
-    yield Row(f"{who}: CPU of a call", f"{ours.cpu_ms:.2f} ms", f"{ours.door_ms:.2f} ms of it the door's")
+    who = in_words(callers) if name == OURS else f"{name}: {in_words(callers)}"
+    for what, mine, other in (("p50", ours.p50_ms, theirs.p50_ms), ("p99", ours.p99_ms, theirs.p99_ms)):
+        yield Row(f"{who}: {what}", f"{mine:.1f} ms", f"{other:.1f} ms direct", f"+{mine - other:.1f} ms")
+    yield Row(f"{who}: CPU of a call", f"{ours.cpu_ms:.2f} ms", f"{ours.first_ms:.2f} ms of it the door's")
     yield Row(f"{who}: calls a second", f"{ours.per_s:.0f}", f"{theirs.per_s:.0f} direct")
+
+
+def main() -> None:
+    given = arguments("parts.direct_door", __doc__, CALLS, ROUNDS)
+    end_in_order()
+    show(_measured(given.items, given.rounds, contenders(given)))
+
+
+if __name__ == "__main__":
+    main()

@@ -38,7 +38,7 @@ def run(quick: bool) -> Report:
         database = open_database(database_url)
         database.migrate()
         database.close()
-        small, large = _written(place / "small.jsonl", SMALL_LINES), _written(place / "large.jsonl", lines)
+        small, large = written(place / "small.jsonl", SMALL_LINES), written(place / "large.jsonl", lines)
         with door(place, database_url, server.url) as (port, pid):
             first = moved(port, pid, small)
             found = [moved(port, pid, large) for _ in range(rounds)]
@@ -49,7 +49,8 @@ def run(quick: bool) -> Report:
     )
 
 
-def _written(path: Path, lines: int) -> Path:
+def written(path: Path, lines: int) -> Path:
+    """A batch file of so many lines of LINE_BYTES each."""
     with path.open("w") as file:
         for number in range(lines):
             head = {"custom_id": doc_id(number), "method": "POST", "url": "/v1/chat/completions"}

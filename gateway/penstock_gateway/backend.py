@@ -72,6 +72,9 @@ class Backend:
             set()
         )  # who, request: those that count against a limit of requests at once
         self._parts: dict[Any, Any] = {}
+        self.batch_made = (
+            asyncio.Event()
+        )  # set by routes that have made a batch, so that its first step need not be looked for
         self.closing = False  # no more work is accepted
         self.on_round: dict[str, Callable[[], None]] = {}  # of background work, by its class
 

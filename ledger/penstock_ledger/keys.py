@@ -61,6 +61,8 @@ penstock:sweep:<unacked key>        string  short-lived: some worker has looked 
 penstock:sweep:<unacked key>:ahead  string  since when leases of a time to come were seen: this server's clock stepped back
 penstock:relayed:<queue>            zset    tag -> since when its message lies in RabbitMQ (Unix seconds, this server's
                                             clock) and no worker has taken it; it is in `unacked` all the while
+penstock:wakes:<queue>              list    a mark for each group of urgent messages that came into the queue, at which idle
+                                            workers wait; at most 64, and expires
 penstock:shovel:<queue>             string  short-lived: the process that moves the queue's messages to RabbitMQ
 <queue>                             list    kombu's own: raw messages. A lane's own is penstock.<lane>, that of a model in it
                                             penstock.<lane>.<model>
@@ -133,6 +135,7 @@ __all__ = [
     "unacked",
     "unacked_index",
     "unacked_mutex",
+    "wakes",
     "worker",
 ]
 
@@ -286,6 +289,11 @@ def relayed(queue: str) -> str:
 
 def shovel(queue: str) -> str:
     return f"{PREFIX}shovel:{queue}"
+
+
+def wakes(queue: str) -> str:
+    """urgent.lua has the same name."""
+    return f"{PREFIX}wakes:{queue}"
 
 
 def drains(lane: str) -> str:

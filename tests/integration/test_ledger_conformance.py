@@ -722,17 +722,51 @@ def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) 
     first = MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5)
     second = MadeWith(2, "gpu", "", "1.1", "vllm 0.32.0", usd_per_hour=2.0)
     other = MadeWith(1, "api", "default", "1.0", "")
-    for name in ("job-a", "job_a"):  # an underscore is no pattern
+    for name in (
+        "job-a",
+        "job_a",
+        "job-ab",
+        "jobab",
+    ):  # an underscore is no pattern, and some databases sort without dashes
         jobs.create(new_job(name), [])
     store = Provenance(db)
     store.note([])
     for _ in range(2):
-        store.note([("job-a", second), ("job-a", first), ("job_a", other)])
+        store.note([("job-a", second), ("job-a", first), *((name, other) for name in ("job_a", "job-ab", "jobab"))])
     assert store.of("job-a") == [first, second]
     assert all(one.last is not None and one.last >= one.since for one in store.in_use("job-a"))
     jobs.set_state("job-a", JobState.CANCELLED, reason=None, expect={JobState.RUNNING})
     purge_job(db, "job-a")
-    assert (store.of("job-a"), store.of("job_a")) == ([], [other])
+    assert [store.of(name) for name in ("job-a", "job_a", "job-ab", "jobab")] == [[], [other], [other], [other]]
+
+
+def test_reads_of_a_block_are_one_transaction(db: Database, jobs: JobStore) -> None:
+    """Inside `one_read`, also where blocks lie in one another, a thread's reads share a connection; after it they do not."""
+    jobs.create(new_job("job-a"), [])
+    seen = list[int]()
+
+    def look(connection: Connection, *_: object) -> None:
+        seen.append(id(connection))
+
+    event.listen(db.engine, "before_cursor_execute", look)
+    with db.one_read():
+        first = db.read(id)
+        with db.one_read():
+            assert (jobs.get("job-a").job_id, db.read(id)) == ("job-a", first)
+        assert db.read(id) == first
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(db.read, id).result() != first
+    assert len(set(seen)) == 1
+    with pytest.raises(JobNotFound), db.one_read():
+        jobs.get("job-b")
+    jobs.set_state("job-a", JobState.PAUSED, reason=None, expect={JobState.RUNNING})
+    assert jobs.get("job-a").state is JobState.PAUSED, "a block that failed leaves nothing behind"
+
+
+def test_nothing_is_written_inside_a_block_of_reads(db: Database, jobs: JobStore) -> None:
+    """It would wait for a connection that others in such blocks hold: said at once, and not when the pool is empty."""
+    with db.one_read(), pytest.raises(AssertionError, match="second connection"):
+        jobs.create(new_job("job-a"), [])
 
 
 def test_entries_are_noted_in_one_order(db: Database, jobs: JobStore) -> None:

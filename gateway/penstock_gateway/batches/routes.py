@@ -45,7 +45,9 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= KEY_MAX:
         raise Refused(400, f"An Idempotency-Key has 1 to {KEY_MAX} characters.", code="invalid_value")
-    return JSONResponse(shown(*await backend.run(created, backend, asked, caller, key)))
+    batch, counts, job = await backend.run(created, backend, asked, caller, key)
+    backend.batch_made.set()
+    return JSONResponse(shown(batch, counts, job))
 
 
 @router.get("/v1/batches", operation_id="list_batches")

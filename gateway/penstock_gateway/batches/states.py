@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -45,7 +46,9 @@ class BatchStates:
                         step = self._step(backend, store, Steps(backend, stopping), leased, threads)
                         self._under_way[batch_id] = asyncio.create_task(step)
                 backend.round_done(self)
-                await asyncio.sleep(door.interval_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(backend.batch_made.wait(), door.interval_s)
+                backend.batch_made.clear()
         finally:
             stopping.set()
             await asyncio.to_thread(threads.shutdown)

@@ -34,7 +34,10 @@ def job_shown(job: Job, counts: Counts) -> shapes.JobShown:
 
 def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     """Blocks."""
-    counts, report = OutcomeStore(backend.database).counts(job.job_id), report_of(backend, job)
+    stats = _stats(backend, job)  # before the transaction, which Redis must not hold up
+    with backend.database.one_read():
+        counts = OutcomeStore(backend.database).counts(job.job_id)
+        report = gathered(backend.database, job, stats=stats, counts=counts)
     left, rate = remaining(job, counts), report.items_per_second
     fields = _fields(job, counts)
     fields["usage"]["cost_usd"] = report.cost_usd

@@ -47,6 +47,7 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
         window_s=window_s, counts={"total": requests},
     )  # fmt: skip
     batch, _ = await backend.run(DoorBatchStore(backend.database).add, new)
+    backend.batch_made.set()
     return JSONResponse(shown(batch, batch.counts, _origin(request)))
 
 

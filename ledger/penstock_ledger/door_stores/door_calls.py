@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, select, update
 
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.sql.database import Database
@@ -26,6 +26,16 @@ FORGET_MAX: Final = 1_000  # expired claims deleted at once: the transaction las
 OPEN_MAX: Final = 1_000  # open jobs of doors that are looked at at once
 NO_TENANT: Final = ""
 GIVEN: Final = "given"
+
+# Built once: putting a statement together costs more than what the database does with it, and these run for each call.
+_OUTCOMES: Final = select(outcomes).where(
+    outcomes.c.job_id == bindparam("job"),
+    outcomes.c.superseded_by.is_(None),
+    outcomes.c.doc_id.in_(bindparam("docs", expanding=True)),
+)
+_NUMBERS: Final = select(spool.c.doc_id, spool.c.seq).where(
+    spool.c.job_id == bindparam("job"), spool.c.doc_id.in_(bindparam("docs", expanding=True))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +90,12 @@ class DoorCallStore:
 
     def outcomes(self, job_id: str, doc_ids: Sequence[str]) -> dict[str, Result | DeadLetter]:
         """The visible outcomes of those that have one."""
-        query = select(outcomes).where(outcomes.c.job_id == job_id, outcomes.c.superseded_by.is_(None))
 
         def read(connection: Connection) -> dict[str, Result | DeadLetter]:
             found: dict[str, Result | DeadLetter] = {}
             for start in range(0, len(doc_ids), STATEMENT_MAX):
-                some = query.where(outcomes.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX]))
-                found |= {row.doc_id: outcome_from(row) for row in connection.execute(some)}
+                some = {"job": job_id, "docs": doc_ids[start : start + STATEMENT_MAX]}
+                found |= {row.doc_id: outcome_from(row) for row in connection.execute(_OUTCOMES, some)}
             return found
 
         return self._db.read(read)
@@ -156,9 +165,8 @@ class DoorCallStore:
 
 def _numbers(connection: Connection, job_id: str, doc_ids: Sequence[str]) -> Mapping[str, int]:
     numbers: dict[str, int] = {}
-    query = select(spool.c.doc_id, spool.c.seq).where(spool.c.job_id == job_id)
     for start in range(0, len(doc_ids), STATEMENT_MAX):
-        rows = connection.execute(query.where(spool.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX])))
+        rows = connection.execute(_NUMBERS, {"job": job_id, "docs": doc_ids[start : start + STATEMENT_MAX]})
         numbers.update((row.doc_id, row.seq) for row in rows)
     return numbers
 

@@ -4,6 +4,9 @@
 -- together at that end, the oldest first. They are few (feeders keep them below the number of slots), so walking past them
 -- is cheap.
 
+-- Idle workers wait (BLPOP) at penstock:wakes:<queue>, computed: a mark for each group wakes one of them. See broker/wake.py.
+
+local WAKES_MAX, WAKES_S = 64, 5 -- marks that no one waits for are few, and go
 local URGENT_SEEN = 500 -- urgent messages that one call walks past: a few milliseconds, should there ever be more
 
 local function is_urgent(raw)
@@ -20,5 +23,9 @@ local function queue_urgent(list, raws)
   end
   for i = #raws, 1, -1 do redis.call('RPUSH', list, raws[i]) end
   for i = #ahead, 1, -1 do redis.call('RPUSH', list, ahead[i]) end
+  local wakes = 'penstock:wakes:' .. list
+  redis.call('LPUSH', wakes, '')
+  redis.call('LTRIM', wakes, 0, WAKES_MAX - 1)
+  redis.call('EXPIRE', wakes, WAKES_S)
 end
 

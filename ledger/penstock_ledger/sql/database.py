@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import sqlite3
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -98,19 +99,42 @@ class Database:
         # preserve_rowcount: SQLAlchemy answers -1 for inserts on PostgreSQL otherwise, and we count on the number.
         self._writer = engine.execution_options(preserve_rowcount=True, **{_WRITES: True})
         self._schema_ok = False
+        self._of_thread = threading.local()  # `connection`: of the thread's `one_read`
         _OPEN.add(self)
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in one transaction and commit it. It runs again after a lost deadlock, so it must only use the
         connection. Raises SchemaError, DatabaseUnavailable, and SQLAlchemy's errors for what the database refuses."""
+        assert self._shared() is None, "a write inside one_read would wait for a second connection"
         self._check_schema()
         return self.write_unchecked(work)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in one read transaction. Raises SchemaError and DatabaseUnavailable."""
+        shared = self._shared()
+        if shared is not None:
+            return work(shared)
         self._check_schema()
         with self._explained(), self.engine.connect() as connection:
             return work(connection)
+
+    @contextlib.contextmanager
+    def one_read(self) -> Iterator[None]:
+        """Reads of this thread in the block are one transaction, which costs less than one each; on SQLite they see the same
+        moment. Nothing may be written in it. Raises as ``read`` does."""
+        if self._shared() is not None:
+            yield
+            return
+        self._check_schema()
+        with self._explained(), self.engine.connect() as connection:
+            self._of_thread.connection = connection
+            try:
+                yield
+            finally:
+                self._of_thread.connection = None
+
+    def _shared(self) -> Connection | None:
+        return getattr(self._of_thread, "connection", None)
 
     def write_unchecked(self, work: Callable[[Connection], T]) -> T:
         """``write`` without the look at the schema: for the migration itself."""

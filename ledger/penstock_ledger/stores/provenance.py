@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Row, Select, delete, select
+from sqlalchemy import Connection, Row, Select, and_, bindparam, delete, func, select
 
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import meta
@@ -26,6 +26,14 @@ MADE: Final = "made:"  # before the job's id in the names of entries
 LAST: Final = "made_last:"
 RENOTED_S: Final = 60.0  # between two notes that a combination is in use
 SKEW_S: Final = 5.0  # that the clocks of workers may be apart
+# Of one kind and job. The range is for the index: what they begin with alone would read the entries of all jobs, and a range
+# alone would have others, too, in a database that sorts without colons. What follows are hexadecimal digits.
+_IS_OF: Final = and_(
+    meta.c.name > bindparam("first"),
+    meta.c.name < bindparam("behind"),
+    func.substr(meta.c.name, 1, func.length(bindparam("first"))) == bindparam("first"),
+)
+_ENTRIES: Final = select(meta.c.name, meta.c.value).where(_IS_OF).limit(ENTRIES_READ)
 
 
 class MadeWith(NamedTuple):
@@ -112,10 +120,9 @@ class Provenance:
         ]
 
     def _values(self, kind: str, job_id: str) -> dict[str, str]:
-        prefix = f"{kind}{job_id}:"
-        query = select(meta.c.name, meta.c.value).where(_is_of(kind, job_id)).limit(ENTRIES_READ)
-        rows = self._db.read(lambda connection: connection.execute(query).all())
-        return {name.removeprefix(prefix): value for name, value in rows}
+        places = _places(kind, job_id)
+        rows = self._db.read(lambda connection: connection.execute(_ENTRIES, places).all())
+        return {name.removeprefix(places["first"]): value for name, value in rows}
 
 
 def made_by(entries: Sequence[InUse], generation: int, model: str | None, at: float) -> list[MadeWith]:
@@ -127,7 +134,7 @@ def made_by(entries: Sequence[InUse], generation: int, model: str | None, at: fl
 
 def forget_provenance(connection: Connection, job_id: str) -> None:
     for kind in (MADE, LAST):
-        connection.execute(delete(meta).where(_is_of(kind, job_id)))
+        connection.execute(delete(meta).where(_IS_OF), _places(kind, job_id))
 
 
 def _fetched(query: Select[str, str], connection: Connection) -> Sequence[Row[str, str]]:
@@ -141,5 +148,6 @@ def _rows(job_id: str, made: MadeWith) -> Iterator[dict[str, Any]]:
     yield {"name": f"{LAST}{job_id}:{mark}", "value": repr(now)}
 
 
-def _is_of(kind: str, job_id: str) -> Any:
-    return meta.c.name.startswith(f"{kind}{job_id}:", autoescape=True)
+def _places(kind: str, job_id: str) -> dict[str, str]:
+    prefix = f"{kind}{job_id}:"
+    return {"first": prefix, "behind": f"{prefix}g"}

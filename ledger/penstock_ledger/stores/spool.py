@@ -6,13 +6,16 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, func, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
 
 from penstock_ledger.errors import JobClosed, JobNotFound, SpoolConflict
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import jobs, spool
 
 STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
+
+# Built once: calls that wait ask it one by one. The row stays share-locked until the commit.
+_TOTAL: Final = select(jobs.c.total).where(jobs.c.job_id == bindparam("job")).with_for_update(read=True)
 
 
 class SpoolRow(NamedTuple):
@@ -108,8 +111,7 @@ def _distinct(docs: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], dict
 
 def check_open(connection: Connection, job_id: str, docs: Iterable[str]) -> None:
     """The row stays share-locked until the commit, so that a concurrent close counts these documents too."""
-    query = select(jobs.c.total).where(jobs.c.job_id == job_id).with_for_update(read=True)
-    row = connection.execute(query).one_or_none()
+    row = connection.execute(_TOTAL, {"job": job_id}).one_or_none()
     if row is None:
         raise JobNotFound(job_id)
     if row.total is not None:

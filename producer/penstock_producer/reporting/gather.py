@@ -10,22 +10,30 @@ from penstock_producer.reporting.account import Report, build
 
 if TYPE_CHECKING:
     from penstock_ledger import Database
-    from penstock_ledger.model import Job
+    from penstock_ledger.model import Counts, Job
 
 __all__ = ["gathered"]
 
 
-def gathered(database: Database, job: Job, *, stats: Mapping[str, int], seconds: float | None = None) -> Report:
+def gathered(
+    database: Database,
+    job: Job,
+    *,
+    stats: Mapping[str, int],
+    seconds: float | None = None,
+    counts: Counts | None = None,
+) -> Report:
     """``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work where they were
-    measured."""
+    measured, ``counts`` where they were read just now."""
     outcomes = OutcomeStore(database)
-    return build(
-        job,
-        outcomes.counts(job.job_id),
-        stats=stats,
-        seconds=seconds,
-        made_with=Provenance(database).of(job.job_id),
-        moves=LaneMoves(database).of(job.job_id) if job.moves else [],
-        lanes=outcomes.by_lane(job.job_id),
-        created=BatchFigures(database).created(job.job_id),
-    )
+    with database.one_read():
+        return build(
+            job,
+            outcomes.counts(job.job_id) if counts is None else counts,
+            stats=stats,
+            seconds=seconds,
+            made_with=Provenance(database).of(job.job_id),
+            moves=LaneMoves(database).of(job.job_id) if job.moves else [],
+            lanes=outcomes.by_lane(job.job_id),
+            created=BatchFigures(database).created(job.job_id),
+        )

@@ -23,8 +23,8 @@ from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.lease_scripts import PARKED_KEY
 from penstock_workers.broker.leases import BROKER_ERRORS
 from penstock_workers.broker.messages import Message, payload_of
-from penstock_workers.broker.pace import IDLE_POLL_S, Pace
 from penstock_workers.broker.qos import QoS
+from penstock_workers.broker.wake import IDLE_POLL_S, Pause
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,7 @@ class ClaimingChannel(ConnectingChannel):
         self.leases = connection.leases
         self._unrecorded: set[str] = set()  # queues whose consumers need no acknowledgement
         self._claims = ClaimScript()
-        self._next_claim_at = 0.0
-        self._pace = Pace(connection.wake_soon)
+        self.pause = Pause()
         super().__init__(connection, **options)
 
     def room(self) -> int:
@@ -59,22 +58,22 @@ class ClaimingChannel(ConnectingChannel):
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         room = self.room()
-        if room <= 0 or monotonic() < self._next_claim_at:
+        if room <= 0 or not self.pause.is_over():
             return
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues:
             return
         self._in_poll = self.client.connection
         self._brpop_sent_at = monotonic()
+        self.pause.asking()
         self._in_poll.send_command(*self._claim_command(self._claims, queues, room))
 
     def _brpop_read(self, **options: Any) -> Literal[True]:
         messages = self._read_claim(**options)
         if not messages:
-            self._next_claim_at = monotonic() + self._pace.pause_s(self.idle_poll_s)
+            self.pause.found_nothing(self.idle_poll_s)
             raise Empty
         self._queue_cycle.rotate(messages[0].queue)
-        self._pace.note(messages[0])
         self._hand_over(messages)
         return True
 

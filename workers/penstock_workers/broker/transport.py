@@ -9,13 +9,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import redis
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport import redis as kombu_redis
 
 from penstock_ledger import RedisAddress
 from penstock_workers.broker.channel import Channel
 from penstock_workers.broker.leases import Leases
-from penstock_workers.broker.pace import IDLE_POLL_S, QUICK_POLL_S
+from penstock_workers.broker.wake import IDLE_POLL_S, Wake
 
 ALIASES = ("penstock", "redisbulk")  # broker URLs: penstock+redis://…, penstock+rediss://…, penstock+socket://…
 
@@ -44,7 +45,6 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         lent: Leases | None = client.transport_options.get("leases")
         self.leases = Leases() if lent is None else lent
         self.cycle = Poller()
-        self._loop: Any = None
         self._owns_leases = lent is None
         self._leave_loop: list[Callable[[], object]] = []
 
@@ -56,14 +56,9 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         idle_poll_s = self.client.transport_options.get("idle_poll_s", IDLE_POLL_S)
         wake_up = loop.call_repeatedly(idle_poll_s, _nothing)  # keeps the loop turning: each turn claims messages
         self._leave_loop.append(wake_up.cancel)
-        self._loop = loop
-
-    def wake_soon(self) -> bool:
-        """Make the event loop turn once more after QUICK_POLL_S; False where there is none."""
-        if self._loop is None:
-            return False
-        self._loop.call_later(QUICK_POLL_S, _nothing)
-        return True
+        wake = Wake(loop, self._connect_waiting, self._consumed, self._claim_soon)
+        loop.on_tick.add(wake.turn)
+        self._leave_loop += [partial(loop.on_tick.discard, wake.turn), wake.close]
 
     def close_connection(self, connection: Any) -> None:
         while self._leave_loop:
@@ -71,6 +66,17 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         super().close_connection(connection)
         if self._owns_leases:
             self.leases.close()
+
+    def _connect_waiting(self) -> redis.Redis:
+        channel: Channel = next(channel for channel in self.channels if channel.active_queues)
+        return channel._connect_keeper()
+
+    def _consumed(self) -> list[str]:
+        return [queue for channel in self.channels for queue in channel.active_queues]
+
+    def _claim_soon(self) -> None:
+        for channel in self.channels:
+            channel.pause.woken()
 
 
 def _address(client: Any) -> RedisAddress | None:

@@ -27,6 +27,9 @@ _CUT_SHORT: Final = (
 )  # how the reasons of such batches begin
 # Since its end a batch that a living worker leads keeps its documents for so long: its answers are read.
 _READING_S: Final = 1_800.0
+_TAKEN: Final = select(func.count(), func.coalesce(func.sum(table.c.requests), 0)).where(
+    table.c.job_id == bindparam("job"), table.c.remote_id.is_not(None)
+)
 _OF_BATCH: Final = tuple(ProviderBatch.__dataclass_fields__)
 
 
@@ -154,10 +157,7 @@ class BatchFigures:
 
     def created(self, job_id: str) -> tuple[int, int]:
         """Batches of a job that its providers took, and the requests in them."""
-        query = select(func.count(), func.coalesce(func.sum(table.c.requests), 0)).where(
-            table.c.job_id == job_id, table.c.remote_id.is_not(None)
-        )
-        batches, requests = self._db.read(lambda connection: connection.execute(query).one())
+        batches, requests = self._db.read(lambda connection: connection.execute(_TAKEN, {"job": job_id}).one())
         return int(batches), int(requests)
 
     def open_times(self, job_id: str) -> BatchesOpen:

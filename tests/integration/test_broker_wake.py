@@ -1,0 +1,97 @@
+"""An idle worker is woken by urgent messages: kombu's event loop and our transport, on a real Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kombu.asynchronous.hub import Hub
+from kombu.connection import Connection
+from kombu.entity import Queue
+from kombu.messaging import Consumer
+from servers import RedisServer
+
+from penstock_ledger import Publish, RedisLedger, keys
+from penstock_ledger.model import ItemKey
+from penstock_producer.feed.wire import encode_item
+from penstock_workers.broker import transport, wake
+
+QUEUE = "penstock.api"
+NEVER_S = 600.0  # between two looks of a worker that is not woken
+BOUND_S = 10.0
+EPOCH = "of-this-test"
+
+
+class Worker:
+    """A consumer on kombu's event loop, which asks by itself far too seldom for any test."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.got: list[Any] = []
+        self._hub = Hub()
+        connection.register_with_event_loop(self._hub)
+        channel = connection.channel()
+        Consumer(channel, [Queue(QUEUE, routing_key=QUEUE)], on_message=self.got.append).consume()
+        self._turns = self._hub.create_loop()
+
+    def turn_until(self, is_so: Any) -> None:
+        deadline = time.monotonic() + BOUND_S
+        while not is_so():
+            assert time.monotonic() < deadline, "it did not come"
+            next(self._turns)
+
+
+@pytest.fixture
+def connection(redis_server: RedisServer) -> Iterator[Connection]:
+    redis_server.client().set(keys.EPOCH, EPOCH)
+    transport.register()
+    options = {"visibility_timeout": 30, "idle_poll_s": NEVER_S}
+    with Connection(f"penstock+{redis_server.url}", transport_options=options) as connection:
+        yield connection
+
+
+def publish(server: RedisServer, doc_id: str, *, urgent: bool = True) -> None:
+    key = ItemKey("job_a", 1, doc_id)
+    raw = encode_item(key, queue=QUEUE, body=b"{}", ref=None, urgent=urgent)
+    RedisLedger(server.client(), EPOCH).publish(QUEUE, [Publish(key, "0", raw)], 8, urgent=urgent)
+
+
+def waiting(server: RedisServer) -> list[str]:
+    """Ids of the connections that wait for a mark."""
+    return [one["id"] for one in server.client().client_list() if one["cmd"] == "blpop"]
+
+
+def test_an_urgent_message_is_claimed_at_once(connection: Connection, redis_server: RedisServer) -> None:
+    """A worker that found nothing claims an urgent message when it comes, each time, and not when it would look again."""
+    worker = Worker(connection)
+    worker.turn_until(lambda: waiting(redis_server))
+    for number in (1, 2):
+        publish(redis_server, f"doc-{number}")
+        worker.turn_until(lambda number=number: len(worker.got) == number)
+
+
+def test_a_worker_that_lost_its_place_waits_again(
+    connection: Connection, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection that waits may be cut: the worker goes on, and is woken by the next message all the same."""
+    monkeypatch.setattr(wake, "RETRY_S", 0.0)
+    worker = Worker(connection)
+    worker.turn_until(lambda: waiting(redis_server))
+    (first,) = waiting(redis_server)
+    redis_server.client().client_kill_filter(_id=first)
+    worker.turn_until(lambda: waiting(redis_server) not in ([], [first]))
+    publish(redis_server, "doc-1")
+    worker.turn_until(lambda: len(worker.got) == 1)
+
+
+def test_marks_that_no_one_waits_for_are_few_and_go(redis_server: RedisServer) -> None:
+    """Without an idle worker at most 64 marks lie there, which expire; other messages leave none."""
+    client = redis_server.client()
+    client.set(keys.EPOCH, EPOCH)
+    publish(redis_server, "not-urgent", urgent=False)
+    assert not client.exists(keys.wakes(QUEUE))
+    for number in range(80):
+        publish(redis_server, f"doc-{number}")
+    assert client.llen(keys.wakes(QUEUE)) == 64
+    assert 0 < client.ttl(keys.wakes(QUEUE)) <= 5
