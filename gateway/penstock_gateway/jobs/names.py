@@ -15,7 +15,7 @@ from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.ids import is_id
 from penstock_ledger import JobNotFound, JobStore
 from penstock_ledger.model import Job
-from penstock_producer.job.tenant_keys import tenant_prefix
+from penstock_producer.accepting.tenant_keys import tenant_prefix
 from penstock_producer.reporting.surfaces import over_http
 
 __all__ = ["Reader", "Writer", "find_job", "shown_key", "shown_source", "stored_key", "tenant_of", "told_of"]

@@ -91,10 +91,10 @@ def _accepted(header: str) -> Form:
     best: tuple[float, Form] = (0.0, "json")
     for part in header.lower().split(","):
         named, *parameters = (word.strip() for word in part.split(";"))
-        form = next((form for form, kind in _TYPES.items() if kind == named), None)
+        form: Form | None = next((form for form, kind in _TYPES.items() if kind == named), None)
         weight = _weight(parameters)
         if form is not None and (weight > best[0] or (weight == best[0] and form == "json")):
-            best = weight, form
+            best = (weight, form)
     return best[1]
 
 

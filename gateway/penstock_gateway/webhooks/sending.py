@@ -149,7 +149,7 @@ async def send(delivery: DueDelivery, allowed_hosts: Collection[str], trust: ssl
         refused = error.__cause__ or error
         if isinstance(refused, NotAllowed):
             return Sent(None, UNREACHABLE, refused.why)
-        if isinstance(error, aiohttp.ClientSSLError) and url.host not in allowed_hosts:
+        if isinstance(error, aiohttp.ClientSSLError) and error.host not in allowed_hosts:
             return Sent(None, f"{UNREACHABLE}: its certificate is not accepted", str(error))
         return Sent(None, UNREACHABLE, f"{type(error).__name__}: {error}")
     if 200 <= status < 300:

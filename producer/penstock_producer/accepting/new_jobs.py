@@ -13,12 +13,12 @@ from penstock_producer.accepting.acceptance import check_acceptable, check_estim
 from penstock_producer.accepting.borders import Borders
 from penstock_producer.accepting.same_job import digest_of
 from penstock_producer.accepting.survey import Survey
+from penstock_producer.accepting.tenant_keys import check_tenant_key
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import callers_span
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.job.tenant_keys import check_tenant_key
 from penstock_producer.pins import DOOR, ESTIMATE, REMOTE, SAMPLE_OF, STARTED_BY, SUBMITTED_BY
 from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings

@@ -15,6 +15,7 @@ from kombu.transport import redis as kombu_redis
 
 from penstock_ledger import RedisAddress
 from penstock_workers.broker.channel import Channel
+from penstock_workers.broker.claim import ClaimingChannel
 from penstock_workers.broker.leases import Leases
 from penstock_workers.broker.wake import IDLE_POLL_S, Wake
 
@@ -68,15 +69,17 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
             self.leases.close()
 
     def _connect_waiting(self) -> redis.Redis:
-        channel: Channel = next(channel for channel in self.channels if channel.active_queues)
-        return channel._connect_keeper()
+        return next(channel for channel in self._channels() if channel.active_queues)._connect_keeper()
 
     def _consumed(self) -> list[str]:
-        return [queue for channel in self.channels for queue in channel.active_queues]
+        return [queue for channel in self._channels() for queue in channel.active_queues]
 
     def _claim_soon(self) -> None:
-        for channel in self.channels:
+        for channel in self._channels():
             channel.pause.woken()
+
+    def _channels(self) -> list[ClaimingChannel]:
+        return self.channels or []
 
 
 def _address(client: Any) -> RedisAddress | None:
