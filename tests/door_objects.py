@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from sqlalchemy import Table, insert
 
 from penstock_gateway.ids import new_id
+from penstock_gateway.jobs.names import stored_key
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import ApiKeyStore, Database, NewApiKey
 from penstock_ledger.sql.tables import door_batches, door_files, webhook_endpoints
@@ -56,11 +58,16 @@ def api_key(database: Database, settings: GatewaySettings, tenant: str) -> str:
     return ApiKeyStore(database).create(NewApiKey("theirs", tenant, frozenset({"read"})))[0]
 
 
-def schedule(database: Database, settings: GatewaySettings, tenant: str) -> str:
+def schedule(database: Database, settings: GatewaySettings, tenant: str, **options: Any) -> str:
     spec = {"model": "m", "prompt": "{text}", "tenant": tenant}
+    source = "s3://corpora/in/" if options else "s3://corpora/in.jsonl"
     with Producer(settings, database=database) as producer:
-        name, owner = secrets.token_hex(8), f"{tenant}/"
-        return producer.schedules.add(name, "0 0 1 1 *", "s3://corpora/in.jsonl", spec, owned_by=owner).schedule_id
+        name, owner = secrets.token_hex(8), stored_key(tenant, "")
+        return producer.schedules.add(name, "0 0 1 1 *", source, spec, owned_by=owner, **options).schedule_id
+
+
+def notified_schedule(database: Database, settings: GatewaySettings, tenant: str) -> str:
+    return schedule(database, settings, tenant, new_files=True, events="webhook")
 
 
 # The beginning of a path -> what its first parameter names. The longest that fits counts.
@@ -72,7 +79,7 @@ MAKERS: Mapping[str, Maker] = {
     "/v1/webhooks/": webhook,
     "/v1/keys/": api_key,
     "/v1/schedules/": schedule,
-    "/v1/notifications/": schedule,
+    "/v1/notifications/": notified_schedule,
     "/ui/jobs/": job,
 }
 # Names of things that belong to no tenant, so that only administrators reach them.

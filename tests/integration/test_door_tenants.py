@@ -21,7 +21,7 @@ from penstock_producer.settings import ProviderFacts
 
 READ_S = 3.0  # for the head of an answer; streams of events have no end
 PARAMETER = re.compile(r"\{[^}]+\}")
-SCOPES = ("read", "write", "infer")
+SCOPES = ("read", "write", "infer", "keys")
 OF_SHAPE = (400, 415, 422)  # statuses of a request that is refused before anything is looked up
 OTHER_NAME = "x-1"  # of what is named behind the first parameter
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from doors import door, door_settings
+from servers import RedisServer
 
-from penstock_ledger import DeadLetter, ItemKey, JobStore, OutcomeStore, Result, open_database
+from penstock_ledger import DeadLetter, ItemKey, JobState, JobStore, OutcomeStore, Result, open_database
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway-jobs.md"
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -19,19 +20,26 @@ WITHOUT_END = "/events"  # no worker is at it, so it does not end
 
 
 @pytest.mark.skipif(shutil.which("jq") is None or shutil.which("curl") is None, reason="the page uses curl and jq")
-def test_the_commands_of_the_page_work_in_their_order(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_work_in_their_order(tmp_path: Path, redis_server: RedisServer) -> None:
     """On a fresh door, with nothing there but what the page itself makes; what workers do is written between two of them."""
     blocks = [block for block in BLOCK.findall(PAGE.read_text()) if WITHOUT_END not in block]
     submitting = next(number for number, block in enumerate(blocks) if "tickets-2026-11-21" in block) + 1
     assert "/v1/files" in blocks[submitting - 1]
     assert len(blocks) >= 7
-    settings = door_settings(tmp_path)
+    (tmp_path / "sources").mkdir()
+    settings = door_settings(tmp_path, redis_server.url).model_copy(
+        update={"source_roots": (str(tmp_path / "sources"),)}
+    )
     with door(settings) as url:
         begun = [blocks[0].replace("http://127.0.0.1:8080", url), *blocks[1:submitting]]
         shell(tmp_path, begun)
         finished(settings.database_url)
-        rest = blocks[submitting:]
-        shell(tmp_path, [f"DOOR={url}\n", *rest])
+        rest = [block.replace("/sources/", f"{tmp_path}/sources/") for block in blocks[submitting:]]
+        purging = next(number for number, block in enumerate(rest) if "-X DELETE $DOOR/v1/jobs/" in block)
+        named = f"DOOR={url}\nFILE=$(curl $DOOR/v1/files | jq -r .data[0].id)\n"
+        shell(tmp_path, [named, *rest[:purging]])
+        cancelled(settings.database_url)
+        shell(tmp_path, [named, *rest[purging:]])
     results = (tmp_path / "results.jsonl").read_text().splitlines()
     assert len(results) == 2
 
@@ -55,5 +63,15 @@ def finished(database_url: str) -> None:
             b'{"model": "gpt-x", "messages": [{"role": "user", "content": "Summarise"}]}', b"no",
         )  # fmt: skip
         OutcomeStore(database).settle([result], [letter])
+    finally:
+        database.close()
+
+
+def cancelled(database_url: str) -> None:
+    """As control leaves the job once nothing of it is in flight."""
+    database = open_database(database_url)
+    try:
+        jobs = JobStore(database)
+        jobs.set_state(jobs.get("tickets-2026-11-21").job_id, JobState.CANCELLED, expect=[JobState.CANCELLING])
     finally:
         database.close()

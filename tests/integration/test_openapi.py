@@ -121,7 +121,7 @@ def test_every_operation_of_jobs_is_told_whole(document: Any) -> None:
         where = f"{method} {path}"
         assert operation["summary"], where
         assert operation["description"], where
-        assert operation["tags"] in (["jobs"], ["schedules"], ["keys"]), where
+        assert operation["tags"] in (["jobs"], ["schedules"], ["limits"], ["keys"]), where
         problem = operation["responses"]["404"]["content"]["application/problem+json"]
         assert problem["schema"]["$ref"] == "#/components/schemas/Problem", where
         assert "422" not in operation["responses"], where

@@ -102,7 +102,7 @@ def test_schedules_of_another_tenant_are_not_there(
     job = desk.post("/v1/jobs", {**SPEC, "open": True}).json["id"]
     assert shop.post("/v1/schedules", {**over, "from_job": job}).status == 404
     named = shop.post("/v1/schedules", {**over, "from_schedule": "daily", "where": ["status=dead"]})
-    assert (named.status, named.json["source"]["outcomes_of"]["schedule"]) == (201, "shop/daily"), named.raw
+    assert (named.status, named.json["source"]["outcomes_of"]["schedule"]) == (201, "@shop/daily"), named.raw
     reader = Client(shop.url, new_key(settings, "shop", "read"))
     assert reader.post("/v1/schedules", given(settings, "x")).status == 403
     monkeypatch.setattr(room, "OF_TENANT_MAX", 2)
@@ -127,7 +127,7 @@ def test_its_jobs_are_the_tenants_and_read_only_what_callers_may(
     assert (job["tenant"], job["job"].partition("@")[0], job["started_by"]["schedule"]) == (
         "shop",
         "fires",
-        "shop/fires",
+        "@shop/fires",
     )
     assert shop.get(f"/v1/jobs/{job['job']}").json["id"] == job["id"]
     assert desk.get(f"/v1/jobs/{job['job']}").status == 404
@@ -140,4 +140,4 @@ def test_its_jobs_are_the_tenants_and_read_only_what_callers_may(
     last = shop.get("/v1/schedules/fires").json["firings"][0]
     assert (last["outcome"], last["job_id"]) == ("failed", None)
     assert "source_roots" in last["reason"], last
-    assert ScheduleStore(db).get("shop/fires").source["door"] == "remote"
+    assert ScheduleStore(db).get("@shop/fires").source["door"] == "remote"

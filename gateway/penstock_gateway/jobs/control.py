@@ -126,9 +126,8 @@ async def purge(
 
 def _check_purge(backend: Backend, job: Job, *, leave_batches: bool) -> None:
     if not job.state.final:
-        raise Refused(
-            409, f"the job is {job.state}; only one that has ended can be purged: cancel it first", code="job_state"
-        )
+        fix = "wait until it has ended" if job.state is JobState.CANCELLING else "cancel it first"
+        raise Refused(409, f"the job is {job.state}; only one that has ended can be purged: {fix}", code="job_state")
     needed = needed_by(backend.database, job.job_id)
     if needed is not None:
         message = f"{needed} still reads its outcomes; wait until that has ended, or cancel it"
