@@ -28,10 +28,10 @@ class AwayLedger:
     def __init__(self) -> None:
         self.answers_at = 60.0
 
-    def known(self, job_id: str) -> JobView | None:
+    def known(self, job_id: str, endpoint: str | None = None) -> JobView | None:
         return None
 
-    async def get(self, job_id: str) -> JobView:
+    async def get(self, job_id: str, endpoint: str | None = None) -> JobView:
         if asyncio.get_running_loop().time() < self.answers_at:
             raise DatabaseUnavailable("db/night", "connection refused")
         return JobView(job_id, JobSpec(), ProviderSettings(), 1)
@@ -43,7 +43,7 @@ class PausedProvider:
     def __init__(self) -> None:
         self.outcomes: list[object] = []
 
-    def known(self, job_id: str) -> JobView:
+    def known(self, job_id: str, endpoint: str | None = None) -> JobView:
         return JobView(job_id, JobSpec(), ProviderSettings(), 1)
 
     def at_once(self, attempt: Attempt) -> None:

@@ -80,7 +80,7 @@ class Parts:
         self.refuses: dict[str, Answer] = {}  # by model, before anything is sent
         self.stops_at: tuple[int, BaseException] | None = None  # which request is not let in, and why
 
-    def known(self, job_id: str) -> JobView:
+    def known(self, job_id: str, endpoint: str | None = None) -> JobView:
         return self.job
 
     async def prepare(self, request: Request) -> Prepared:

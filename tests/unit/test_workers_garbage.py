@@ -39,7 +39,7 @@ class Around:
     def __init__(self, answers: list[Tried]) -> None:
         self.answers, self.asked, self.settled = answers, 0, Counter[str]()
 
-    def known(self, job_id: str) -> JobView:
+    def known(self, job_id: str, endpoint: str | None = None) -> JobView:
         return JobView(job_id, JobSpec(), PROVIDER, 1)
 
     async def prepare(self, request: Request) -> Prepared:

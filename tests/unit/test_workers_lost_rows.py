@@ -15,7 +15,7 @@ from penstock_workers.settings import ProviderSettings
 class Parts:
     """A job that is known, a table without the row, and starts that vouch for every item. No other part is asked."""
 
-    def known(self, job_id: str) -> JobView:
+    def known(self, job_id: str, endpoint: str | None = None) -> JobView:
         return JobView(job_id, JobSpec(), ProviderSettings(), 1)
 
     async def fetch(self, item: Item) -> bytes:

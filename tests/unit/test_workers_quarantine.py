@@ -58,7 +58,7 @@ class Parts:
     async def prepare(self, request: Request) -> Prepared:
         return Prepared(request)
 
-    def known(self, job_id: str) -> JobView:
+    def known(self, job_id: str, endpoint: str | None = None) -> JobView:
         return self.job
 
     def at_once(self, attempt: Attempt) -> None:

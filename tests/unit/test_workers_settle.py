@@ -299,7 +299,7 @@ class Fed:
     def feeds(self, job_id: str) -> list[object]:
         return []
 
-    def known(self, job_id: str) -> JobView | None:
+    def known(self, job_id: str, endpoint: str | None = None) -> JobView | None:
         return None if job_id == "unheard" else attempt("x").job
 
 
