@@ -81,6 +81,17 @@ def test_a_body_over_the_limit_is_refused(url: str, path: str) -> None:
     assert (status(answer), error_code(answer)) == (413, "body_too_large")
 
 
+def test_who_still_sends_what_is_refused_can_read_why(url: str) -> None:
+    """The rest of the body is taken and dropped, also of a client that asks for no second request on its connection."""
+    with connected(url) as connection:
+        connection.sendall(POST + b"connection: close\r\ncontent-length: 99999999\r\n\r\n")
+        assert select.select([connection], [], [], 10)[0], "the answer comes before the body"
+        for _ in range(64):
+            connection.sendall(b" " * 65_536)
+        answer = received(connection)
+    assert (status(answer), error_code(answer)) == (413, "body_too_large")
+
+
 def test_a_room_with_a_limit_of_its_own_has_that_one(url: str) -> None:
     """Batches of messages and prompts that are answered together may be larger than uploads and other bodies are."""
     large = b'{"a": "%s"}' % (b"x" * 2 * 1024 * 1024)

@@ -157,7 +157,11 @@ def test_requests_per_minute_are_counted_for_a_tenant(url: str, settings: Gatewa
 def test_requests_at_once_are_counted_for_a_tenant(url: str, settings: GatewaySettings) -> None:
     """429 while as many are under way, and not a moment longer."""
     secret = new_key(settings, "wide", "read", "write", concurrency=1)
-    held = threading.Thread(target=lambda: asked(f"{url}/v1/hold", b"", method="POST", **bearer(secret)))
+
+    def held_at_last() -> bool:  # the requests that look for it may have the one place when it comes
+        return asked(f"{url}/v1/hold", b"", method="POST", **bearer(secret)).status == 200
+
+    held = threading.Thread(target=until, args=(held_at_last, 20, "the held request has its place"))
     held.start()
     until(lambda: asked(f"{url}/v1/who", **bearer(secret)).status == 429, 10, "requests at once are counted")
     hold.set()

@@ -8,7 +8,7 @@ doors do not rely on one.
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -81,6 +81,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_timer = None
         self.book.busy(self)
         super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _Answering(self))
         self._at_work = True
 
     def on_body(self, body: bytes) -> None:
@@ -158,6 +159,26 @@ class BoundedHttp(HttpToolsProtocol):
     def _end_soon(self) -> None:
         if self._end_timer is None:
             self._end_timer = self.loop.call_later(LINGER_S, self.drop)
+
+    @property
+    def body_is_there(self) -> bool:
+        return self._body_there
+
+
+class _Answering:
+    """The connection as the answer to one request has it. uvicorn closes it behind an answer where the client has asked for
+    that; while the body still comes, the answer would be lost then, and `BoundedHttp` ends it a little later."""
+
+    def __init__(self, protocol: BoundedHttp) -> None:
+        self._protocol = protocol
+        self._cycle = protocol.cycle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol.transport, name)
+
+    def close(self) -> None:
+        if self._protocol.body_is_there or not self._cycle.response_complete:
+            self._protocol.transport.close()
 
 
 def bounded_http(door: GatewayFields, connections: ConnectionBook) -> type[BoundedHttp]:
