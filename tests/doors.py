@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
+from fleet import until
 from servers import free_port
 
 from penstock_gateway.serve import door_server
@@ -42,11 +43,8 @@ def door(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> Itera
     thread = threading.Thread(target=server.run, name="door")
     thread.start()
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not server.started:
-            assert thread.is_alive(), "the door has ended while it was starting"
-            assert time.monotonic() < deadline, "the door did not start"
-            time.sleep(0.02)
+        until(lambda: server.started or not thread.is_alive(), START_TIMEOUT_S, "the door starts")
+        assert thread.is_alive(), "the door has ended while it was starting"
         yield f"http://127.0.0.1:{settings.gateway.port}"
     finally:
         server.should_exit = True
@@ -63,17 +61,20 @@ def door_process(settings: GatewaySettings) -> Iterator[tuple[str, subprocess.Po
     process = subprocess.Popen([sys.executable, "-m", "penstock_cli", "gateway"], env=surroundings)
     url = f"http://127.0.0.1:{settings.gateway.port}"
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            assert process.poll() is None, "the door has ended while it was starting"
-            assert time.monotonic() < deadline, "the door did not start"
-            with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"{url}/livez"):
-                break
-            time.sleep(0.05)
+        until(lambda: process.poll() is not None or lives(url), START_TIMEOUT_S, "the door starts")
+        assert process.poll() is None, "the door has ended while it was starting"
         yield url, process
     finally:
         process.terminate()
         process.wait(START_TIMEOUT_S)
+
+
+def lives(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/livez"):
+            return True
+    except urllib.error.URLError:
+        return False
 
 
 @dataclass

@@ -173,19 +173,20 @@ class SourceError(ContentError):
 class SourceUnavailable(SourceError):
     """The source cannot be read now; what was fed stays fed and reading resumes once it is back."""
 
-    def __init__(self, message: str, *, code: str = "source_unavailable") -> None:
-        super().__init__(code, message)
+    def __init__(self, message: str, *, code: str = "source_unavailable", public: str | None = None) -> None:
+        super().__init__(code, message, public=public)
 
 
 class SourceForbidden(SourceUnavailable):
-    """A remote door, or a job that came through one, may not read there. Says the same of what exists and what does not."""
+    """A remote door, or a job that came through one, may not read there. Says the same of what exists and what does not,
+    and names the folders that are allowed to the operator only."""
 
     def __init__(self, where: str, roots: Sequence[str]) -> None:
         allowed = ", ".join(roots) or "nothing"
+        what = f"{seen(where)} is not a file or object inside the setting source_roots"
+        fix = "put it there and name it by its plain path, or have the operator extend source_roots (PENSTOCK_SOURCE_ROOTS)"
         super().__init__(
-            f"{seen(where)} is not a file or object inside the setting source_roots, which allows {allowed}; put it "
-            "there and name it by its plain path, or have the operator extend source_roots (PENSTOCK_SOURCE_ROOTS)",
-            code="source_forbidden",
+            f"{what}, which allows {allowed}; {fix}", code="source_forbidden", public=f"{what} of the operator; {fix}"
         )
 
 

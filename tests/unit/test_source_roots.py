@@ -48,6 +48,10 @@ def test_inside_is_read_outside_is_refused_alike(inside: Path) -> None:
     """A remote job reads inside a root; outside, what exists and what does not are refused in the same words (B2)."""
     with remote(inside) as door:
         assert door.submit(str(inside / "rows.jsonl"), SPEC).total == 1
+        with pytest.raises(SourceForbidden) as refused:
+            door.submit("/etc/passwd", SPEC)
+        assert str(inside) in str(refused.value), "the operator reads what is allowed"
+        assert str(inside) not in refused.value.public_message, "and no other caller does"
         words = []
         secret = inside.parent / "secret.jsonl"
         for _ in ("it exists", "it does not"):

@@ -36,6 +36,7 @@ class Shares:
         }  # fmt: skip
         self._held: Counter[tuple[Share, str]] = Counter()
         self._coming: Counter[str] = Counter()  # bytes of uploads that are under way, by tenant
+        self._under_way: set[Incoming] = set()
 
     @contextlib.contextmanager
     def upload(self, tenant: str | None, room: int | None) -> Iterator[Incoming]:
@@ -43,10 +44,19 @@ class Shares:
         bound. Raises Refused (429)."""
         with self.held("uploads", tenant):
             incoming = Incoming(self._coming, tenant, room)
+            self._under_way.add(incoming)
             try:
                 yield incoming
+                self._became_a_file(incoming)
             finally:
+                self._under_way.discard(incoming)
                 incoming.end()
+
+    def _became_a_file(self, done: Incoming) -> None:
+        """The rooms of the others of its tenant were counted before it was one."""
+        for other in self._under_way - {done}:
+            if other.tenant == done.tenant:
+                other.lose_room(done.size)
 
     def take(self, share: Share, tenant: str | None) -> None:
         """One more, until ``leave``. Raises Refused (429)."""
@@ -79,27 +89,32 @@ class Incoming:
     """The bytes of one upload, beside all that its tenant has here."""
 
     def __init__(self, coming: Counter[str], tenant: str | None, room: int | None) -> None:
-        self._coming, self._tenant, self._room = coming, tenant, room
-        self._taken = 0
+        self._coming, self._room = coming, room
+        self.tenant = tenant
+        self.size = 0  # bytes so far
+
+    def lose_room(self, size: int) -> None:
+        if self._room is not None:
+            self._room -= size
 
     def grow_to(self, size: int) -> None:
         """Raises Refused (429) where the tenant's files would take more than its share."""
-        if self._tenant is None or self._room is None or size <= self._taken:
+        if self.tenant is None or self._room is None or size <= self.size:
             return
-        if self._coming[self._tenant] - self._taken + size > self._room:
+        if self._coming[self.tenant] - self.size + size > self._room:
             raise Refused(
                 429, f"There is room for {max(0, self._room)} more bytes of your files: one tenant's may take no more than "
                 "gateway.tenant_file_bytes. Delete files that are not needed any more.", code="storage_quota_exceeded",
                 kind="insufficient_quota", headers={"retry-after": "3600", "x-should-retry": "false"},
             )  # fmt: skip
-        self._coming[self._tenant] += size - self._taken
-        self._taken = size
+        self._coming[self.tenant] += size - self.size
+        self.size = size
 
     def end(self) -> None:
         """It is a file by now, or nothing."""
-        if self._tenant is not None:
-            _less(self._coming, self._tenant, self._taken)
-        self._taken = 0
+        if self.tenant is not None:
+            _less(self._coming, self.tenant, self.size)
+        self.size = 0
 
 
 def _less(counter: Counter[K], name: K, number: int) -> None:

@@ -196,7 +196,7 @@ class FileWriting:
             self._offered = shown is not None
         if shown is None:
             raise Refused(
-                408, "the upload took so long that what had come of it was removed; send it again", code="timeout"
+                408, "the upload took so long that it was removed before its end; send it again", code="timeout"
             )
         return shown
 

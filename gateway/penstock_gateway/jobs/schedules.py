@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -93,26 +94,14 @@ async def show_schedule(request: Request, schedule: str, caller: Reader) -> Sche
 async def pause_schedule(request: Request, schedule: str, caller: Writer) -> ScheduleDetails:
     """Start no more jobs until it is resumed; those that run go on. Safe to repeat."""
     backend = backend_of(request)
-
-    def pause() -> ScheduleDetails:
-        found = _find(backend, caller, schedule)
-        backend.producer.schedules.pause(found.name)
-        return _detailed(backend, _find(backend, caller, found.schedule_id))
-
-    return await backend.run(pause)
+    return await backend.run(_changed, backend, caller, schedule, backend.producer.schedules.pause)
 
 
 @router.post("/v1/schedules/{schedule}/resume", operation_id="resume_schedule")
 async def resume_schedule(request: Request, schedule: str, caller: Writer) -> ScheduleDetails:
     """Go on with the next time from now; those that passed meanwhile do not count as missed. Safe to repeat."""
     backend = backend_of(request)
-
-    def resume() -> ScheduleDetails:
-        found = _find(backend, caller, schedule)
-        backend.producer.schedules.resume(found.name)
-        return _detailed(backend, _find(backend, caller, found.schedule_id))
-
-    return await backend.run(resume)
+    return await backend.run(_changed, backend, caller, schedule, backend.producer.schedules.resume)
 
 
 @router.delete("/v1/schedules/{schedule}", operation_id="delete_schedule")
@@ -157,6 +146,13 @@ def _added(backend: Backend, caller: Caller, given: NewSchedule) -> ScheduleDeta
         backend.borders.check(JobSpec.from_json(options))
         added = backend.producer.schedules.add(given.name, given.cron, over, options, owned_by=owned_by, **when)
     return _detailed(backend, added)
+
+
+def _changed(backend: Backend, caller: Caller, named: str, change: Callable[[str], bool]) -> ScheduleDetails:
+    """The schedule as it is after ``change``, which takes its name."""
+    found = _find(backend, caller, named)
+    change(found.name)
+    return _detailed(backend, _find(backend, caller, found.schedule_id))
 
 
 def _outcomes_of(backend: Backend, caller: Caller, given: NewSchedule) -> OutcomesOf | None:

@@ -76,7 +76,7 @@ class DoorFiles:
         self._db.write(lambda connection: connection.execute(insert(door_files).values(values)))
 
     def finish(self, file_id: str, details: FileDetails) -> DoorFile | None:
-        """Show the file. None when it took so long that what it had written was removed as left behind."""
+        """Show the file. None where its upload took so long that cleaning has removed it."""
         now = time.time()
         values = {
             "filename": details.filename, "purpose": details.purpose, "bytes": details.bytes, "sha256": details.sha256,
