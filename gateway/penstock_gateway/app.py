@@ -43,6 +43,7 @@ ROUTERS: Final[tuple[str, ...]] = (
     "penstock_gateway.batches.routes:router",
     "penstock_gateway.messages.routes:router",
     "penstock_gateway.direct.routes:router",
+    "penstock_gateway.direct.models:router",
     "penstock_gateway.jobs.routes:router",
     "penstock_gateway.limits.routes:router",
     "penstock_gateway.webhooks.routes:router",

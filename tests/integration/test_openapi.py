@@ -167,6 +167,8 @@ OPERATIONS: Final = {
     "POST /v1/completions": "create_completion",
     "POST /v1/embeddings": "create_embeddings",
     "POST /v1/batch/sync": "answer_prompts",
+    "GET /v1/models": "list_models",
+    "GET /v1/models/{model}": "retrieve_model",
     "POST /v1/jobs": "submit_job",
     "GET /v1/jobs": "list_jobs",
     "POST /v1/jobs/estimate": "estimate_job",

@@ -12,6 +12,8 @@ from penstock_cli.serve.doors import Doors
 from penstock_cli.show.progress import Wait
 from penstock_cli.state import StateFolder
 from penstock_ledger.model import Job, JobState
+from penstock_producer.feed.served import serving_of
+from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.reporting.text import count, counted, one_line
 
 if TYPE_CHECKING:
@@ -75,8 +77,15 @@ class Watch:
         """``serving http://… · 2 jobs run, 1,240 documents to go``"""
         if time.monotonic() - self._counted_at >= COUNT_EVERY_S:
             self._counted_at = time.monotonic()
-            self._text = f"serving {self._doors.url} · {self._work()}"
+            self._text = f"serving {self._doors.url} · {self._loading()}{self._work()}"
         return self._text
+
+    def _loading(self) -> str:
+        """``a worker loads the model qwen · ``, while nothing else serves it; nothing otherwise."""
+        workers = self._services.books.redis.workers()
+        lanes = [serving_of(workers, lane) for lane in LANES if has_own_model(lane)]
+        missing = {one.shown for lane in lanes for one in lane.loading if not lane.serves(one.names[0])}
+        return f"a worker loads the model {', '.join(sorted(missing))} · " if missing else ""
 
     def _work(self) -> str:
         at_work = self._jobs.list(JOBS_COUNTED, {JobState.RUNNING})

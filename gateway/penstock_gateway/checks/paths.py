@@ -14,8 +14,8 @@ __all__ = ["Paths"]
 
 # An empty segment, dots, and separators or control characters in disguise: what one server reads otherwise than the next.
 _ODD: Final = re.compile(rb"//|/\.{1,2}(?:/|$)|%2f|%5c|%2e|\\|%[01][0-9a-f]|%7f", re.IGNORECASE)
-# An id of a document may have any of these in it. It stands behind the first four segments of such a path, as the last part.
-_DOCUMENTS: Final = re.compile(rb"(/v1/jobs/[^/]+/[^/]+/)(.+)")
+# An id of a document may have any of these in it, and a model's name a slash. Either is the last part of such a path.
+_NAMED: Final = re.compile(rb"(/v1/jobs/[^/]+/[^/]+/|/v1/models/)(.+)")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]|%[01][0-9a-f]|%7f", re.IGNORECASE)
 _SECRET_NAMES: Final = re.compile(
     rb"(?:^|&)(?:x-)?(?:api[_-]?key|access_token|token|authorization|secret)=", re.IGNORECASE
@@ -43,7 +43,7 @@ class Paths:
 
 
 def _is_odd(path: bytes) -> bool:
-    of_document = _DOCUMENTS.fullmatch(path)
-    if of_document is None:
+    named = _NAMED.fullmatch(path)
+    if named is None:
         return _ODD.search(path) is not None
-    return _ODD.search(of_document[1]) is not None or _CONTROL.search(of_document[2]) is not None
+    return _ODD.search(named[1]) is not None or _CONTROL.search(named[2]) is not None

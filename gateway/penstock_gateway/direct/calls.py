@@ -103,7 +103,7 @@ class Calls:
         self.jobs = JobStore(backend.database)
         self.waiting = Waiting(self._limits)
         self.answers = Answers(backend, self.store)
-        self._fleet = Fleet(backend, self._hot)
+        self.fleet = Fleet(backend, self._hot)
         self._open = OpenJobs(backend)
         self._pushing = Pushing(backend, self.store)
 
@@ -128,7 +128,7 @@ class Calls:
             claim = earlier
         with self.waiting.room_for(asked.caller.tenant, len(asked.bodies)):
             began = time.monotonic()
-            lane = await self._fleet.lane_for(asked.model, asked.endpoint)
+            lane = await self.fleet.lane_for(asked.model, asked.endpoint)
             told = await self._asked_of(asked, claim, lane, gone)
             took_s = time.monotonic() - began
             self.waiting.note(took_s)

@@ -1,4 +1,5 @@
-"""Which lane takes a call: looked up in what workers say of themselves, so that a call that no one would answer is refused."""
+"""Which lane takes a call, and which models there are: looked up in what workers say of themselves, so that a call that no one
+would answer is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from redis import RedisError
 from penstock_gateway.backend import Backend
 from penstock_gateway.refused import Refused
 from penstock_ledger import RedisLedger, WorkerSeen
-from penstock_producer.feed.served import ALIVE_S, serving_of
+from penstock_producer.feed.served import ALIVE_S, Served, serving_of
 from penstock_producer.job.lanes import has_own_model
 
 __all__ = ["Fleet"]
@@ -34,12 +35,24 @@ class Fleet:
 
     async def lane_for(self, model: str, endpoint: str) -> str:
         """Raises Refused: 404 for a model that is not served, 503 where no worker lives, or where Redis does not answer."""
+        await self._looked()
+        return self._chosen(model, endpoint)
+
+    async def hosted(self) -> list[tuple[str, Served]]:
+        """The models of living workers, each with its lane. Raises Refused (503) where Redis does not answer."""
+        await self._looked()
+        lanes = filter(has_own_model, self._backend.settings.gateway.direct.lanes)
+        return [(lane, served) for lane in lanes for served in serving_of(self._workers, lane).models()]
+
+    async def _looked(self) -> None:
+        """The workers are those of a look that is fresh enough. Raises Refused (503)."""
         age_s = time.monotonic() - self._looked_at
         if age_s > FRESH_S and (self._look is None or self._look.done()):
             self._look = asyncio.create_task(self._look_now(), name="look at workers")
         if age_s > STALE_S and self._look is not None:
             await asyncio.shield(self._look)
-        return self._chosen(model, endpoint)
+        if time.monotonic() - self._looked_at > STALE_S:
+            raise _unavailable("Redis does not answer", "service_unavailable")
 
     async def _look_now(self) -> None:
         try:
@@ -49,8 +62,6 @@ class Fleet:
             pass
 
     def _chosen(self, model: str, endpoint: str) -> str:
-        if time.monotonic() - self._looked_at > STALE_S:
-            raise _unavailable("Redis does not answer", "service_unavailable")
         settings = self._backend.settings
         direct = settings.gateway.direct
         served, loading, unfit = [], False, ""

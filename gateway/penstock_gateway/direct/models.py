@@ -1,0 +1,100 @@
+"""`GET /v1/models`: the models that callers may name, in the shape of OpenAI's list and of Anthropic's at once.
+
+Hosted models are told by the heartbeats of living workers. A provider's own are told as far as the settings name them: by
+`providers.NAME.prices`. Any other model of the provider may be asked for all the same, where a worker of its lane lives.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+
+from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.direct.calls import Calls
+from penstock_gateway.direct.routes import May
+from penstock_gateway.refused import Refused
+
+__all__ = ["ModelList", "ModelShown", "router"]
+
+router = APIRouter(tags=["direct"])
+
+MODELS_MAX: Final = 1_000  # of one list; more names than that are served, and are not listed
+UNKNOWN: Final = "1970-01-01T00:00:00Z"  # what Anthropic's API says where it does not know the day of a release
+_MODEL: Final[dict[str, Any]] = {
+    "id": "Qwen/Qwen3-8B", "object": "model", "type": "model", "created": 0, "created_at": UNKNOWN,
+    "display_name": "Qwen/Qwen3-8B", "owned_by": "gpu", "max_model_len": 40_960,
+}  # fmt: skip
+
+
+class ModelShown(BaseModel):
+    """A model by one of its names."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [_MODEL]})
+
+    id: str
+    object: str = "model"
+    type: str = "model"
+    created: int = Field(default=0, description="0: not known.")
+    created_at: str = Field(default=UNKNOWN, description="As `created`, for Anthropic's client.")
+    display_name: str
+    owned_by: str = Field(description="The lane whose workers host it, or the provider that has it.")
+    max_model_len: int | None = Field(default=None, description="Tokens of prompt and answer together, where known.")
+
+
+class ModelList(BaseModel):
+    """All of them, in one answer."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "object": "list",
+                    "data": [_MODEL],
+                    "has_more": False,
+                    "first_id": _MODEL["id"],
+                    "last_id": _MODEL["id"],
+                }
+            ]
+        },
+    )
+
+    object: str = "list"
+    data: list[ModelShown]
+    has_more: bool = False
+    first_id: str | None
+    last_id: str | None
+
+
+@router.get("/v1/models", operation_id="list_models")
+async def list_models(request: Request, _caller: May) -> ModelList:
+    """List the models that living workers host, and those of the provider that the settings name."""
+    found = list((await _known(backend_of(request))).values())[:MODELS_MAX]
+    return ModelList(data=found, first_id=found[0].id if found else None, last_id=found[-1].id if found else None)
+
+
+@router.get("/v1/models/{model:path}", operation_id="retrieve_model", responses={404: {"description": "not listed"}})
+async def retrieve_model(request: Request, model: str, _caller: May) -> ModelShown:
+    """Show one of them."""
+    known = await _known(backend_of(request))
+    if model in known:
+        return known[model]
+    raise Refused(
+        404, f"The model {model[:80]!r} is not listed here: GET /v1/models lists what is.", code="model_not_found",
+        param="model",
+    )  # fmt: skip
+
+
+async def _known(backend: Backend) -> dict[str, ModelShown]:
+    """By name, hosted ones first: they are who answers where a provider has the same name."""
+    direct = backend.settings.gateway.direct
+    found: dict[str, ModelShown] = {}
+    for lane, served in await backend.part(Calls).fleet.hosted():
+        for name in served.every_name:
+            found.setdefault(name, ModelShown(id=name, display_name=name, owned_by=lane, max_model_len=served.context))
+    for name in sorted(backend.settings.prices(direct.provider).prices):
+        found.setdefault(name, ModelShown(id=name, display_name=name, owned_by=direct.provider))
+    return found

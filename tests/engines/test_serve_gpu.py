@@ -1,0 +1,75 @@
+"""`penstock serve --lane gpu`: one command, a real engine, and the client that people have."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import openai
+from doors import asked
+from engines.gpu_worker import START_S, WORK_S
+from machine import Machine, eventually
+from servers import free_port
+
+LINES = 40
+EARLY = 100  # tries of a client that comes before the model is up: a door says when to come back, 5 s each time
+END_S = 120.0
+SAY: Any = [{"role": "user", "content": "Say something."}]
+
+
+def test_a_machine_serves_a_model_of_its_own(tiny_llama: Path, tmp_path: Path) -> None:
+    """Calls wait while it loads, its name is listed, calls and a batch are answered, and Ctrl-C leaves no engine behind."""
+    machine, port = Machine(tmp_path), free_port()
+    url = f"http://127.0.0.1:{port}"
+    process = machine.start(
+        "serve", "--lane", "gpu", "--model", str(tiny_llama), "--port", str(port), "--state", "state", "--no-progress"
+    )
+    told = ""
+    try:
+        eventually(lambda: process.poll() is not None or _healthy(url), START_S)
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=EARLY)
+        answer = client.chat.completions.create(model=tiny_llama.name, messages=SAY, max_tokens=8)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 8
+        assert tiny_llama.name in [one.id for one in client.models.list()]
+        body = {"model": tiny_llama.name, "prompts": ["one", "two", "three"], "max_tokens": 4}
+        together: Any = asked(
+            f"{url}/v1/batch/sync", json.dumps(body).encode(), content_type="application/json"
+        ).content
+        assert (together["counts"], together["usage"]["completion_tokens"]) == (
+            {"total": 3, "succeeded": 3, "failed": 0}, 12,
+        )  # fmt: skip
+        assert _batch(client, tiny_llama.name) == {f"line-{number}": 6 for number in range(LINES)}
+    finally:
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=END_S)
+    assert process.returncode == 0, told
+    assert f"a worker loads the model {tiny_llama.name}" in told
+    assert machine.leftovers() == []
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return asked(f"{url}/health").status == 200
+    except OSError:
+        return False
+
+
+def _batch(client: openai.OpenAI, model: str) -> dict[str, int]:
+    """The tokens of each line's answer."""
+    body = {"model": model, "messages": SAY, "max_tokens": 6, "ignore_eos": True}
+    lines = [
+        {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for number in range(LINES)
+    ]
+    file = client.files.create(
+        file=("in.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines).encode()), purpose="batch"
+    )
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    eventually(lambda: client.batches.retrieve(batch.id).status == "completed", WORK_S)
+    output = client.batches.retrieve(batch.id).output_file_id
+    assert output is not None
+    answers = map(json.loads, client.files.content(output).text.splitlines())
+    return {one["custom_id"]: one["response"]["body"]["usage"]["completion_tokens"] for one in answers}
