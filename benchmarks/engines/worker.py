@@ -33,15 +33,15 @@ class WorkerFleet:
 
     def __init__(self, place: Path, server: RunningRedis, setup: Setup, concurrency: int | None) -> None:
         self._place, self._setup = place, setup
-        self._server, self._client = server, server.client()
-        self._url = f"sqlite:///{place / 'ledger.db'}"
-        with contextlib.closing(open_database(self._url)) as database:
+        self.server, self._client = server, server.client()
+        self.database_url = f"sqlite:///{place / 'ledger.db'}"
+        with contextlib.closing(open_database(self.database_url)) as database:
             database.migrate()
             self._hot = RedisLedger(self._client, Meta(database).epoch())
-        self._variables = _variables(setup, server, self._url, concurrency)
+        self._variables = _variables(setup, server, self.database_url, concurrency)
         self._worker: subprocess.Popen[bytes] | None = None
         self._jobs = 0
-        self.producer = Producer(database_url=self._url)
+        self.producer = Producer(database_url=self.database_url)
         self.start_s = 0.0  # of the last worker, until it was ready
 
     def start(self, *, wait: bool = True) -> None:
@@ -88,9 +88,9 @@ class WorkerFleet:
         while not self.taken():
             self._check_alive()
             time.sleep(LOOK_EACH_S)
-        started, cpu_s = time.monotonic(), self._cpu_s()
+        started, cpu_s = time.monotonic(), self.cpu_s()
         self.wait(job, len(lines))
-        return self._work(job, time.monotonic() - started, self._cpu_s() - cpu_s)
+        return self._work(job, time.monotonic() - started, self.cpu_s() - cpu_s)
 
     def wait(self, job: Job, outcomes: int) -> None:
         """Looks at one counter in Redis, which moves after the ledger has the outcome: it costs the worker nothing."""
@@ -143,9 +143,10 @@ class WorkerFleet:
         if self._worker is None or self._worker.poll() is not None:
             raise GroundError(f"the worker has ended:\n{self._log_end()}")
 
-    def _cpu_s(self) -> float:
+    def cpu_s(self) -> float:
+        """Of worker, engine and Redis, so far."""
         assert self._worker is not None, "start() comes first"
-        return cpu_seconds(self._worker.pid, self._server.pid)
+        return cpu_seconds(self._worker.pid, self.server.pid)
 
     def _log_end(self) -> str:
         return (self._place / "worker.log").read_text(errors="replace")[-LOG_END:]

@@ -42,7 +42,8 @@ class DirectFields(BaseModel):
     max_n: Annotated[int, Field(ge=1, le=128)] = 8  # answers that it may ask for
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3  # of the calls behind it
     keep_answers_s: Annotated[float, Field(ge=60, le=30 * 86_400)] = 86_400.0  # for which an Idempotency-Key is known
-    extra_fields: tuple[str, ...] = ()  # that bodies may have besides those of OpenAI's API, as top_k
+    # That bodies may have besides those of OpenAI's API and of vLLM's server, as safe_prompt.
+    extra_fields: tuple[str, ...] = ()
 
     @field_validator("lanes")
     @classmethod

@@ -31,14 +31,20 @@ _SAMPLING: Final = {
     "model", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "max_tokens", "n", "seed", "stop", "stream",
     "temperature", "top_p", "user",
 }  # fmt: skip
+# What vLLM's server has besides, as far as the gpu lane takes it: none of it names a place or a key.
+_OF_ENGINES: Final = {
+    "allowed_token_ids", "bad_words", "ignore_eos", "include_stop_str_in_output", "min_p", "min_tokens", "repetition_penalty",
+    "skip_special_tokens", "stop_token_ids", "structured_outputs", "top_k",
+}  # fmt: skip
 _FIELDS: Final[Mapping[str, frozenset[str]]] = {
     CHAT: frozenset({
-        *_SAMPLING, "messages", "audio", "function_call", "functions", "max_completion_tokens", "metadata", "modalities",
+        *_SAMPLING, *_OF_ENGINES, "messages", "add_generation_prompt", "audio", "chat_template_kwargs",
+        "continue_final_message", "function_call", "functions", "max_completion_tokens", "metadata", "modalities",
         "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
         "response_format", "safety_identifier", "service_tier", "store", "tool_choice", "tools", "top_logprobs", "verbosity",
         "web_search_options",
     }),
-    COMPLETIONS: frozenset({*_SAMPLING, "prompt", "best_of", "echo", "suffix"}),
+    COMPLETIONS: frozenset({*_SAMPLING, *_OF_ENGINES, "prompt", "best_of", "echo", "suffix"}),
     EMBEDDINGS: frozenset({"model", "input", "dimensions", "encoding_format", "user"}),
 }  # fmt: skip
 _ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -50,9 +56,10 @@ _NESTED: Final = frozenset({
     "syntax", "json_schema", "schema", "voice", "mode", "tools", "allowed_tools", "search_context_size", "user_location",
     "approximate", "city", "country", "region", "timezone", "cache_control",
 })  # fmt: skip
+# JSON schemas, a chat template's variables, and names of the caller's own.
 _FREE: Final = frozenset(
-    {"parameters", "schema", "logit_bias", "metadata"}
-)  # JSON schemas, and names of the caller's own
+    {"parameters", "schema", "logit_bias", "metadata", "chat_template_kwargs", "structured_outputs"}
+)
 _CAPPED: Final = ("max_tokens", "max_completion_tokens")
 
 
@@ -86,7 +93,10 @@ def unsupported(param: str, message: str) -> Refused:
 def _check_names(given: Mapping[str, Any], known: Collection[str], endpoint: str) -> None:
     for name in given:
         if name not in known:
-            raise unsupported(name[:SHOWN_CHARS], f"{endpoint} does not take it here")
+            raise unsupported(
+                name[:SHOWN_CHARS],
+                f"{endpoint} does not take it here, unless the operator names it in gateway.direct.extra_fields",
+            )
 
 
 def _check_model(model: object) -> None:

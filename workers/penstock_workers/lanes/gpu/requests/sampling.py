@@ -22,6 +22,7 @@ _READ_ELSEWHERE = frozenset({
     "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning_effort", "tools",
     "tool_choice", "parallel_tool_calls",
 })  # fmt: skip
+KNOWN = _SAME | _READ_ELSEWHERE
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -29,7 +30,7 @@ def sampling_params(
     body: Mapping[str, Any], *, defaults: Mapping[str, Any], max_tokens: int, schema: Mapping[str, Any] | None
 ) -> Any:
     """A ``SamplingParams``. ``defaults`` are the model's own, ``schema`` the job's. Raises RequestRefused."""
-    unknown = body.keys() - _SAME - _READ_ELSEWHERE
+    unknown = body.keys() - KNOWN
     named = sorted(name for name in unknown if body[name] not in (None, [], {}))
     if named:
         raise RequestRefused(f"the gpu lane does not know {', '.join(map(repr, named))}: leave it out")

@@ -1,0 +1,53 @@
+"""What the body of a call that waits may have besides OpenAI's fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock_gateway.direct.fields import CHAT, COMPLETIONS, checked_body
+from penstock_gateway.refused import Refused
+from penstock_gateway.settings import DirectFields
+from penstock_workers.lanes.gpu.requests.sampling import KNOWN
+
+SAY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Say something."}]}
+OF_ENGINES: dict[str, Any] = {
+    "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1, "ignore_eos": True, "min_tokens": 2, "stop_token_ids": [2],
+    "bad_words": ["x"], "skip_special_tokens": False, "include_stop_str_in_output": True, "allowed_token_ids": [5],
+    "structured_outputs": {"json": {"type": "object", "properties": {"any_name": {"type": "string"}}}},
+}  # fmt: skip
+OF_TEMPLATES: dict[str, Any] = {
+    "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True, "continue_final_message": False,
+}  # fmt: skip
+
+
+def test_fields_of_engines_are_passed_on_as_they_are() -> None:
+    body = {**SAY, **OF_ENGINES, **OF_TEMPLATES}
+    assert checked_body(body, CHAT, DirectFields()) == body
+    assert OF_ENGINES.keys() | OF_TEMPLATES.keys() <= KNOWN
+    written = {"model": "m", "prompt": "Once", **OF_ENGINES}
+    assert checked_body(written, COMPLETIONS, DirectFields()) == written
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", "many"),
+        ("min_p", 2),
+        ("min_tokens", -1),
+        ("ignore_eos", 1),
+        ("stop_token_ids", 7),
+        ("structured_outputs", "x"),
+    ],
+)
+def test_their_values_are_checked(name: str, value: object) -> None:
+    with pytest.raises(Refused) as refused:
+        checked_body({**SAY, name: value}, CHAT, DirectFields())
+    assert refused.value.param == name
+
+
+def test_the_refusal_of_an_unknown_field_names_what_the_operator_may_do() -> None:
+    with pytest.raises(Refused, match=r"gateway\.direct\.extra_fields"):
+        checked_body({**SAY, "safe_prompt": True}, CHAT, DirectFields())
+    assert checked_body({**SAY, "safe_prompt": True}, CHAT, DirectFields(extra_fields=("safe_prompt",)))["safe_prompt"]
