@@ -39,6 +39,7 @@ def asked() -> Iterator[Requirement]:
 
 @pytest.mark.parametrize("requirement", sorted({*map(str, asked()), *VLLM_ASKS}))
 def test_a_pin_fits_what_is_asked_for(requirement: str) -> None:
+    """By pyproject.toml and by vLLM."""
     wanted = Requirement(requirement)
     pinned = pins().get(canonicalize_name(wanted.name))
     if pinned is not None:
@@ -46,4 +47,5 @@ def test_a_pin_fits_what_is_asked_for(requirement: str) -> None:
 
 
 def test_the_packages_that_vllm_shares_with_us_are_pinned() -> None:
+    """Else the test above would look at nothing."""
     assert {canonicalize_name(Requirement(one).name) for one in VLLM_ASKS} <= pins().keys()

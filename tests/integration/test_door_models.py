@@ -1,4 +1,4 @@
-"""`GET /v1/models`, by the clients of OpenAI and Anthropic, and what a call is told whose model nobody serves."""
+"""`GET /v1/models`, by the clients of OpenAI and Anthropic, and the refusal of a call whose model no worker serves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_clients_list_what_workers_host_and_what_the_settings_price(
     says(settings, redis_server, "two", SERVES, HOSTED)
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     assert [(one.id, one.owned_by) for one in client.models.list()] == [
-        ("Qwen/Qwen3-8B", "gpu"), ("qwen", "gpu"), ("legal", "gpu"), ("priced-1", "default"),
+        ("Qwen/Qwen3-8B", "penstock"), ("qwen", "penstock"), ("legal", "penstock"), ("priced-1", "default"),
     ]  # fmt: skip
     assert client.models.retrieve("Qwen/Qwen3-8B").model_dump()["max_model_len"] == 40_960
     with pytest.raises(openai.NotFoundError, match="GET /v1/models lists what is"):
@@ -61,6 +61,7 @@ def test_clients_list_what_workers_host_and_what_the_settings_price(
 
 
 def test_a_key_must_be_one_that_may_ask(url: str, settings: GatewaySettings) -> None:
+    """The scope is `infer`, as of the calls that name these models."""
     asks, reads = new_key(settings, "shop", "infer"), new_key(settings, "shop", "read")
     assert asked(f"{url}/v1/models", authorization=f"Bearer {asks}").status == 200
     assert asked(f"{url}/v1/models", authorization=f"Bearer {reads}").content["error"]["code"] == "missing_scope"
@@ -70,6 +71,7 @@ def test_a_key_must_be_one_that_may_ask(url: str, settings: GatewaySettings) -> 
 def test_a_call_is_told_which_models_there_are_and_which_one_loads(
     url: str, settings: GatewaySettings, redis_server: RedisServer
 ) -> None:
+    """404 with the names, 503 while a worker loads it."""
     says(settings, redis_server, "one", SERVES, HOSTED)
     says(settings, redis_server, "two", LOADS, Served(("slow-1",)))
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)

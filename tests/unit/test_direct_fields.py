@@ -23,6 +23,7 @@ OF_TEMPLATES: dict[str, Any] = {
 
 
 def test_fields_of_engines_are_passed_on_as_they_are() -> None:
+    """All of them are fields that the gpu lane knows."""
     body = {**SAY, **OF_ENGINES, **OF_TEMPLATES}
     assert checked_body(body, CHAT, DirectFields()) == body
     assert OF_ENGINES.keys() | OF_TEMPLATES.keys() <= KNOWN
@@ -42,12 +43,14 @@ def test_fields_of_engines_are_passed_on_as_they_are() -> None:
     ],
 )
 def test_their_values_are_checked(name: str, value: object) -> None:
+    """A wrong one is refused by its name before it is queued."""
     with pytest.raises(Refused) as refused:
         checked_body({**SAY, name: value}, CHAT, DirectFields())
     assert refused.value.param == name
 
 
 def test_the_refusal_of_an_unknown_field_names_what_the_operator_may_do() -> None:
+    """A field of a provider's own is taken once the settings name it."""
     with pytest.raises(Refused, match=r"gateway\.direct\.extra_fields"):
         checked_body({**SAY, "safe_prompt": True}, CHAT, DirectFields())
     assert checked_body({**SAY, "safe_prompt": True}, CHAT, DirectFields(extra_fields=("safe_prompt",)))["safe_prompt"]

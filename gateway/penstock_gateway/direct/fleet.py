@@ -38,11 +38,11 @@ class Fleet:
         await self._looked()
         return self._chosen(model, endpoint)
 
-    async def hosted(self) -> list[tuple[str, Served]]:
-        """The models of living workers, each with its lane. Raises Refused (503) where Redis does not answer."""
+    async def hosted(self) -> list[Served]:
+        """The models of living workers. Raises Refused (503) where Redis does not answer."""
         await self._looked()
         lanes = filter(has_own_model, self._backend.settings.gateway.direct.lanes)
-        return [(lane, served) for lane in lanes for served in serving_of(self._workers, lane).models()]
+        return [served for lane in lanes for served in serving_of(self._workers, lane).models()]
 
     async def _looked(self) -> None:
         """The workers are those of a look that is fresh enough. Raises Refused (503)."""

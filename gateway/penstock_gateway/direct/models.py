@@ -1,6 +1,6 @@
 """`GET /v1/models`: the models that callers may name, in the shape of OpenAI's list and of Anthropic's at once.
 
-Hosted models are told by the heartbeats of living workers. A provider's own are told as far as the settings name them: by
+Hosted models are those that living workers say they serve. Of a provider's own, those that the settings name are listed, in
 `providers.NAME.prices`. Any other model of the provider may be asked for all the same, where a worker of its lane lives.
 """
 
@@ -25,7 +25,7 @@ MODELS_MAX: Final = 1_000  # of one list; more names than that are served, and a
 UNKNOWN: Final = "1970-01-01T00:00:00Z"  # what Anthropic's API says where it does not know the day of a release
 _MODEL: Final[dict[str, Any]] = {
     "id": "Qwen/Qwen3-8B", "object": "model", "type": "model", "created": 0, "created_at": UNKNOWN,
-    "display_name": "Qwen/Qwen3-8B", "owned_by": "gpu", "max_model_len": 40_960,
+    "display_name": "Qwen/Qwen3-8B", "owned_by": "penstock", "max_model_len": 40_960,
 }  # fmt: skip
 
 
@@ -40,7 +40,7 @@ class ModelShown(BaseModel):
     created: int = Field(default=0, description="0: not known.")
     created_at: str = Field(default=UNKNOWN, description="As `created`, for Anthropic's client.")
     display_name: str
-    owned_by: str = Field(description="The lane whose workers host it, or the provider that has it.")
+    owned_by: str = Field(description="`penstock` where workers host it, else the name of the provider.")
     max_model_len: int | None = Field(default=None, description="Tokens of prompt and answer together, where known.")
 
 
@@ -92,9 +92,11 @@ async def _known(backend: Backend) -> dict[str, ModelShown]:
     """By name, hosted ones first: they are who answers where a provider has the same name."""
     direct = backend.settings.gateway.direct
     found: dict[str, ModelShown] = {}
-    for lane, served in await backend.part(Calls).fleet.hosted():
+    for served in await backend.part(Calls).fleet.hosted():
         for name in served.every_name:
-            found.setdefault(name, ModelShown(id=name, display_name=name, owned_by=lane, max_model_len=served.context))
+            found.setdefault(
+                name, ModelShown(id=name, display_name=name, owned_by="penstock", max_model_len=served.context)
+            )
     for name in sorted(backend.settings.prices(direct.provider).prices):
         found.setdefault(name, ModelShown(id=name, display_name=name, owned_by=direct.provider))
     return found
