@@ -341,11 +341,11 @@ async def test_a_cancelled_job_cancels_what_runs(house: House) -> None:
     assert house.provider.cancelled == {str(nth) for nth in range(len(house.provider.made))}
 
 
-def moved(house: House, job: Job, lane: str) -> None:
-    """All that the lane before held has gone on, as control sees to it."""
+def moved(house: House, job: Job, lane: str, slow_s: float = 0.0) -> None:
+    """All that the lane before held has gone on, as control sees to it, whose clock is so many seconds slow."""
     moves = LaneMoves(house.producer._database)
     before = house.producer.status(job.job_id).job.lane
-    move = moves.move(job.job_id, before, lane, "by_hand", "a test", {}, now=time.time())
+    move = moves.move(job.job_id, before, lane, "by_hand", "a test", {}, now=time.time() - slow_s)
     assert move is not None
     moves.note_left(move, time.time())
 
@@ -399,6 +399,23 @@ async def test_answers_of_a_batch_that_was_handed_over_are_stored_or_counted(hou
     assert (counts.succeeded, counts.answered_twice, counts.calls) == (4, 1, 5)
     assert counts.twice_microusd == (10 * 100 + 5 * 200) // 2
     assert waiting(house, job) == []
+
+
+async def test_a_batch_that_was_handed_over_is_never_created(house: House) -> None:
+    """Its documents are elsewhere, also where its job is back in the lane and the clocks of processes do not agree on whether it
+    was packed before the job has left."""
+    house.provider.errors["upload"] = [TryLater(60.0, "busy")]
+    job = house.submit(4)
+    async with house.working():
+        await house.until(lambda: house.store.open_of(job.job_id) == 1)
+        await house.until(lambda: not house.provider.errors["upload"])
+    moved(house, job, "api", slow_s=5.0)
+    [batch] = house.store.not_handed_over(job.job_id)
+    house.store.hand_over(batch)
+    moved(house, job, "batch", slow_s=4.0)
+    async with house.working():
+        await house.until(lambda: not house.store.open_of(job.job_id))
+    assert (house.provider.made, [one.why for one in house.store.of_job(job.job_id)]) == ([], ["lane_left"])
 
 
 async def test_answers_that_come_while_their_documents_go_on_are_stored_or_counted(house: House) -> None:

@@ -69,12 +69,19 @@ class LedBatch:
 
     @property
     def standing(self) -> Standing:
-        return self.around.jobs.standing(self.batch.job_id, self.batch.packed_at)
+        found = self.around.jobs.standing(self.batch.job_id, self.batch.packed_at)
+        return Standing.LEAVES if self.has_gone_on and found is not Standing.ENDS else found
 
     @property
     def has_left(self) -> bool:
         """Whether its job has left the lane since it was packed, even where the job has come back, or is cancelled by now."""
-        return self.around.jobs.has_left(self.batch.job_id, self.batch.packed_at)
+        return self.has_gone_on or self.around.jobs.has_left(self.batch.job_id, self.batch.packed_at)
+
+    @property
+    def has_gone_on(self) -> bool:
+        """Whether all its documents were handed over before this process took it: its job has left the lane since it was packed,
+        whatever the clocks of the processes that packed it and moved the job say."""
+        return self.batch.handed_at is not None
 
     def note_standing(self) -> None:
         """A step begins, or has seen what its job does now: pauses end as soon as that is something else."""
