@@ -139,7 +139,7 @@ def test_the_queue_is_purged(fleet: Fleet, rabbit: RabbitServer) -> None:
     job = under_way(fleet)
     until(lambda: rabbit.purge(QUEUE) > 0, 20, "there was something to purge")
     finish(fleet, job)
-    assert "lost in RabbitMQ" in fleet.processes[0].log.read_text()
+    assert "RabbitMQ has lost" in fleet.processes[0].log.read_text()
 
 
 def test_the_queue_is_deleted(fleet: Fleet, rabbit: RabbitServer) -> None:
