@@ -79,7 +79,7 @@ def test_a_table_is_read_in_pages_of_keys(shop: Shop, monkeypatch: pytest.Monkey
     assert [(row.line, row.code) for row in rows if isinstance(row, BadRow)] == [
         (1, "invalid_id"), (2, "invalid_id"), (43, "line_too_long"),
     ]  # fmt: skip
-    assert asked(open_source(shop.url, SPEC).fetch("-5")) == "t1%%:x"
+    assert asked(open_source(shop.url, SPEC).fetch("-5")) == "t1%:x"
 
 
 def test_values_become_what_those_of_postgresql_do(shop: Shop) -> None:
