@@ -222,7 +222,7 @@ def test_control_killed_at_every_step_of_a_move(house_of_each: House, first: str
 @pytest.mark.soak
 def test_processes_killed_at_random_moments_while_a_job_moves(house_of_each: House) -> None:
     """Thirty of them, of workers of both lanes and of control, under moves to and fro (STORM_SEED): each document has one
-    outcome, every output is read, no batch is left open, and no more is paid twice than dead workers held."""
+    outcome, every output is read, no batch is left open, and all that was paid is counted, but for calls of dead workers."""
     seed = int(os.environ.get("STORM_SEED") or time.time_ns() % 1_000_000)
     luck = random.Random(seed)
     print(f"STORM_SEED={seed}")
@@ -254,18 +254,5 @@ def test_processes_killed_at_random_moments_while_a_job_moves(house_of_each: Hou
     assert set(seen["by_status"]) <= {"cancelled", "completed", "expired"}, seen
     assert seen["unread"] == 0
     paid = fleet.provider_calls() + seen["answered"]
-    print(f"{counts}, {fleet.provider_calls()} calls, {seen}, {held} held")
-    if not paid - held <= counts.succeeded + counts.answered_twice <= paid:
-        breakpoint_diag(house, job)
+    print(f"{counts}, {fleet.provider_calls()} calls, {seen}, {held} in flight of dead workers at most")
     assert paid - held <= counts.succeeded + counts.answered_twice <= paid
-
-
-def breakpoint_diag(house, job):
-    with urllib.request.urlopen(house.fleet.provider.root + "/batches", timeout=5) as answer:
-        print("AT PROVIDER", answer.read().decode())
-    for b in ProviderBatchStore(house.fleet.producer._database).of_job(job.job_id):
-        print("JOURNAL", b)
-    for m in LaneMoves(house.fleet.producer._database).of(job.job_id):
-        print("MOVE", m)
-    for place in sorted(house.fleet.logs.iterdir()):
-        print("LOG", place.name, place.read_text())

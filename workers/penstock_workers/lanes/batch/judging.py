@@ -50,7 +50,9 @@ class Parting(NamedTuple):
     is_handed_over: bool = (
         False  # its documents are in another lane, too: the first answer counts, and each was paid for
     )
-    has_moved: bool = False  # at any time: what the job had in flight then may have answered some of its documents first
+    has_moved: bool = (
+        False  # at any time: what the job had in flight then may have answered some of its documents first
+    )
 
     @property
     def takes_every_answer(self) -> bool:

@@ -36,9 +36,7 @@ class Jobs:
         self._left: Mapping[str, float] = {}
         self._moved: Collection[str] = ()
 
-    def note(
-        self, live: Collection[Job], left: Mapping[str, float] | None = None, moved: Collection[str] = ()
-    ) -> None:
+    def note(self, live: Collection[Job], left: Mapping[str, float] | None = None, moved: Collection[str] = ()) -> None:
         """``live``: all jobs that are not over; ``left``: when those that have ever left the lane did so last; ``moved``: those
         that have ever left any lane."""
         self._left, self._moved = left or {}, moved
