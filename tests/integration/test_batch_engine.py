@@ -401,6 +401,25 @@ async def test_answers_of_a_batch_that_was_handed_over_are_stored_or_counted(hou
     assert waiting(house, job) == []
 
 
+async def test_what_the_lane_before_answers_first_was_paid_for_in_the_batch_as_well(house: House) -> None:
+    """A call that was still in flight there, or a batch that was cancelled late: the answer of the new batch comes second, and is
+    counted once, however often it is read."""
+    house.provider.ended = False
+    job = house.submit(4)
+    moved(house, job, "api")
+    moved(house, job, "batch")
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+        elsewhere = Result(ItemKey(job.job_id, 1, "d0"), 200, b"{}", "req-9", "m", "stop", 9, 9, 50, 1, 1, 1)
+        OutcomeStore(house.producer._database).settle([elsewhere], [])
+        house.provider.errors["answers"] = [TryLater(0.0, "cut")]
+        house.provider.ended = True
+        await house.until(lambda: not house.store.open_of(job.job_id))
+    counts = house.counts(job)
+    assert (counts.succeeded, counts.answered_twice, counts.calls) == (4, 1, 5)
+    assert waiting(house, job) == []
+
+
 async def test_a_batch_that_was_handed_over_is_never_created(house: House) -> None:
     """Its documents are elsewhere, also where its job is back in the lane and the clocks of processes do not agree on whether it
     was packed before the job has left."""

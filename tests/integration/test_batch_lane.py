@@ -128,6 +128,7 @@ def test_a_cancelled_job_cancels_its_batches(house: House) -> None:
 
 FAULTS = (
     "--error-rate", "0.02", "--batch-create-500-share", "0.15", "--batch-expired-share", "0.05", "--seed", "5",
+    "--batch-upload-500-share", "0.1", "--batch-call-500-share", "0.05", "--batch-cut-share", "0.15",
 )  # fmt: skip
 
 

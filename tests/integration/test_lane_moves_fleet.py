@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,14 @@ from penstock_ledger import LaneMoves, LiveJobs, ProviderBatchStore
 from penstock_ledger.model import Job, JobState
 
 WORK_S = 60.0
+CONCURRENCY = 4
+STORM_KILLS = 30
+FAULTS = (
+    "--batch-create-500-share", "0.15", "--batch-expired-share", "0.05",
+    "--batch-upload-500-share", "0.1", "--batch-call-500-share", "0.05", "--batch-cut-share", "0.15", "--seed", "5",
+)  # fmt: skip
 PRICE = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0, "batch_discount": 0.5}
+PRICED: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICE.items()}
 STEPS = {  # in which control dies, by the lane that the job moves to: what is in batches is handed over only to queues
     "batch": ("move_leaving", "move_left") * 3,
     "api": ("move_leaving", "move_left", "move_handing", "move_arriving", "move_handing", "move_arriving"),
@@ -32,21 +41,27 @@ class House:
         self.fleet = fleet
 
     def workers(self) -> None:
-        prices: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICE.items()}
+        self.api_worker()
+        self.batch_worker()
+
+    def api_worker(self) -> Process:
+        return self.fleet.worker(CONCURRENCY, **PRICED)
+
+    def batch_worker(self) -> Process:
         batch: dict[str, Any] = {
             "batch__folder": self.fleet.folder / "packed",
             "batch__poll_first_s": 0.1,
             "batch__poll_cap_s": 0.2,
+            "batch__unclear_s": 0.2,
         }
-        self.fleet.worker(4, **prices)
-        self.fleet.worker(1, lane="batch", **batch, **prices)
+        return self.fleet.worker(1, lane="batch", **batch, **PRICED)
 
     def control(self, **settings: object) -> Process:
         return self.fleet.control(**settings)
 
-    def submit(self, documents: int, lane: str) -> Job:
+    def submit(self, documents: int, lane: str, **spec: object) -> Job:
         smaller = {"batch_max_requests": 100} if lane == "batch" else {}
-        return self.fleet.submit(documents, key=f"first-in-{lane}", lane=lane, **smaller)
+        return self.fleet.submit(documents, key=f"first-in-{lane}", lane=lane, **smaller, **spec)
 
     def move(self, job: Job, lane: str) -> None:
         """At once: a command takes a second to start."""
@@ -202,3 +217,42 @@ def test_control_killed_at_every_step_of_a_move(house_of_each: House, first: str
     assert (counts.calls, seen["unread"]) == (fleet.provider_calls() + seen["answered"], 0)
     assert counts.calls == 6_000 + counts.answered_twice
     assert set(fleet.provider.calls(job).values()) == {1}
+
+
+@pytest.mark.soak
+def test_processes_killed_at_random_moments_while_a_job_moves(house_of_each: House) -> None:
+    """Thirty of them, of workers of both lanes and of control, under moves to and fro (STORM_SEED): each document has one
+    outcome, every output is read, no batch is left open, and all that was paid is counted, but for calls of dead workers."""
+    seed = int(os.environ.get("STORM_SEED") or time.time_ns() % 1_000_000)
+    luck = random.Random(seed)
+    print(f"STORM_SEED={seed}")
+    house, fleet = house_of_each, house_of_each.fleet
+    fleet.provider.start("--batch-s", "20", "--batch-step-s", "1", "--latency-ms", "300", *FAULTS)
+    started: dict[str, Callable[[], Process]] = {
+        "api": house.api_worker,
+        "batch": house.batch_worker,
+        "control": lambda: house.control(lanes__moving_s=3.0),
+    }
+    working = {name: start() for name, start in started.items()}
+    job, lane = house.submit(4_000, "batch", max_attempts=10), "batch"
+    held = 0  # calls that dead workers may have had under way
+    for nth in range(STORM_KILLS):
+        time.sleep(luck.uniform(0.5, 5.0))
+        if nth % 3 == 2:
+            lane = {"api": "batch", "batch": "api"}[lane]
+            house.move(job, lane)
+        name = luck.choice(sorted(working))
+        working[name].kill()
+        held += CONCURRENCY if name == "api" else 0
+        working[name] = started[name]()
+    fleet.provider.tell(batch_s=0.3, latency_ms=10)
+    fleet.wait_for(job, JobState.COMPLETED, 5 * WORK_S)
+    journal = ProviderBatchStore(fleet.producer._database)
+    until(lambda: not journal.open_of(job.job_id), WORK_S, "no batch is open")
+    counts, seen = fleet.producer.status(job.job_id).counts, house.batches()
+    assert (counts.succeeded, counts.dead) == (4_000, 0)
+    assert set(seen["by_status"]) <= {"cancelled", "completed", "expired"}, seen
+    assert seen["unread"] == 0
+    paid = fleet.provider_calls() + seen["answered"]
+    print(f"{counts}, {fleet.provider_calls()} calls, {seen}, {held} in flight of dead workers at most")
+    assert paid - held <= counts.succeeded + counts.answered_twice <= paid

@@ -77,7 +77,7 @@ class Ending:
         is_handed_over = await led.is_handed_over()
 
         def parting() -> Parting:
-            return Parting(led.has_left, is_handed_over)
+            return Parting(led.has_left, is_handed_over, led.has_moved)
 
         try:
             collected = await led.around.collector.answers(led.batch, view, packed, led.provider, seen, parting)

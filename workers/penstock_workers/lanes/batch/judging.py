@@ -50,11 +50,14 @@ class Parting(NamedTuple):
     is_handed_over: bool = (
         False  # its documents are in another lane, too: the first answer counts, and each was paid for
     )
+    has_moved: bool = (
+        False  # at any time: what the job had in flight then may have answered some of its documents first
+    )
 
     @property
     def takes_every_answer(self) -> bool:
         """Whichever lane has its documents now, and whatever came of them there: what was paid for is stored or counted."""
-        return self.has_left or self.is_handed_over
+        return self.has_left or self.is_handed_over or self.has_moved
 
 
 USUAL: Final = Parting()
@@ -78,7 +81,7 @@ class Judge:
         parting: Parting = USUAL,
     ) -> None:
         """Settle documents by what they came to. Those that have an outcome or went on to another batch are left alone, as
-        long as the job is in the lane.
+        long as the job has not moved between lanes.
 
         Raises JobCannotRun, and then nothing of ``group`` is settled.
         """

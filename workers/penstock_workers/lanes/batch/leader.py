@@ -11,7 +11,7 @@ import gc
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,6 +60,7 @@ class _Round:
 
     live: Sequence[LiveJob]  # of this lane
     left: Mapping[str, float]  # when jobs left it last
+    moved: Collection[str]  # jobs that have left any lane
     every: Sequence[Job]  # of all lanes: batches of some that have left are still here
     waiting: Mapping[tuple[str, int], Sequence[Waiting]]
 
@@ -139,7 +140,7 @@ class Leader:
 
     async def _round(self) -> None:
         found = await asyncio.to_thread(self._look)
-        self._around.jobs.note(found.every, found.left)
+        self._around.jobs.note(found.every, found.left, found.moved)
         await self._take_batches()
         await self._sweep_now_and_then()
         self._free_now_and_then()
@@ -162,7 +163,8 @@ class Leader:
         for one in self._remainders.waiting(running):
             waiting[one.job_id, one.generation].append(one)
         left = {job_id: at for job_id, some in moves.items() if (at := _left_at(some)) is not None}
-        return _Round(live, left, [job for job, _ in every], waiting)
+        moved = {job_id for job_id, some in moves.items() if any(move.before is not None for move in some)}
+        return _Round(live, left, moved, [job for job, _ in every], waiting)
 
     def _has_provider_of(self, job: Job) -> bool:
         """Another worker may have its settings and its key: the job is left to that one."""

@@ -78,6 +78,11 @@ class LedBatch:
         return self.has_gone_on or self.around.jobs.has_left(self.batch.job_id, self.batch.packed_at)
 
     @property
+    def has_moved(self) -> bool:
+        """Whether its job has moved between lanes, at any time."""
+        return self.around.jobs.has_moved(self.batch.job_id)
+
+    @property
     def has_gone_on(self) -> bool:
         """Whether all its documents were handed over before this process took it: its job has left the lane since it was packed,
         whatever the clocks of the processes that packed it and moved the job say."""

@@ -35,7 +35,7 @@ class BatchAttempt(Attempt, kw_only=True, eq=False):
     batch: str  # its tag
     position: str  # of the document in its source
     beside: int  # documents of that batch, this one among them
-    has_left: bool = False  # its job has left the lane, so that another one may have the document
+    has_left: bool = False  # its job has moved between lanes, so that another one may have the document
 
 
 class BatchRecords:

@@ -34,10 +34,12 @@ class Jobs:
         self._turns: dict[str, asyncio.Event] = {}
         self._specs: dict[str, tuple[str, JobSpec]] = {}
         self._left: Mapping[str, float] = {}
+        self._moved: Collection[str] = ()
 
-    def note(self, live: Collection[Job], left: Mapping[str, float] | None = None) -> None:
-        """``live``: all jobs that are not over; ``left``: when those that have ever left the lane did so last."""
-        self._left = left or {}
+    def note(self, live: Collection[Job], left: Mapping[str, float] | None = None, moved: Collection[str] = ()) -> None:
+        """``live``: all jobs that are not over; ``left``: when those that have ever left the lane did so last; ``moved``: those
+        that have ever left any lane."""
+        self._left, self._moved = left or {}, moved
         self._know({job.job_id: job for job in live})
         self._specs = {job_id: spec for job_id, spec in self._specs.items() if job_id in self._live}
 
@@ -63,6 +65,10 @@ class Jobs:
         if job is None:
             return False
         return not packs(job.lane) or (packed_at is not None and packed_at < self._left.get(job_id, 0.0))
+
+    def has_moved(self, job_id: str) -> bool:
+        """Whether a job has ever left a lane, this one or another."""
+        return job_id in self._moved
 
     def turn(self, job_id: str) -> asyncio.Event:
         """Set as soon as its standing is another one than now."""

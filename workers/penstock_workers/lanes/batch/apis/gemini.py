@@ -150,18 +150,24 @@ class GeminiBatches:
         stats = mapping(metadata.get("batchStats"))
         done = mapping(operation.get("response")) or mapping(metadata.get("output"))
         output = _name(done.get("responsesFile"))
-        names = ("requestCount", "successfulRequestCount", "failedRequestCount")
         return BatchSeen(
             batch_id,
             status,
             ended=end in ENDED,
-            counts=Counts(*(counted(stats.get(name)) for name in names)) if stats else None,
+            counts=_counts(stats, is_given_out=end != "EXPIRED" or output is not None) if stats else None,
             expired=end == "EXPIRED",
             cancelled=end == "CANCELLED",
             problems=_problems(operation) if end == "FAILED" and output is None else (),
             outputs=() if output is None else (output,),
             file_id=_name(mapping(metadata.get("inputConfig")).get("fileName")),
         )
+
+
+def _counts(stats: Mapping[str, Any], *, is_given_out: bool) -> Counts:
+    """Of a batch that has expired Gemini gives nothing out, whatever it has counted: none of that is waited for."""
+    names = ("requestCount", "successfulRequestCount", "failedRequestCount")
+    total, succeeded, failed = (counted(stats.get(name)) for name in names)
+    return Counts(total, succeeded, failed) if is_given_out else Counts(total, 0, total)
 
 
 def _name(value: object) -> str | None:
