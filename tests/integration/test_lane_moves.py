@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -472,6 +473,38 @@ def test_documents_of_a_batch_that_does_not_end_are_fed(house: House) -> None:
     house.finish(job, names(0, 1, 2, 3))
     house.tick_until(lambda: house.is_over(job))
     assert batches.of_job(job.job_id)[0].state is BatchState.PACKED, "the provider's end is not waited for"
+
+
+def test_only_the_documents_of_a_batch_go_on_that_does_not_end(house: House) -> None:
+    """Batches for two models lie between the same cursors: what is in the other one is not asked for twice."""
+    house.settings = house.settings.model_copy(
+        update={"lanes": house.settings.lanes.model_copy(update={"moving_s": 0.0})}
+    )
+    house.control = house.a_control()
+    job = house.submit(4, lane="batch")
+    feed = house.jobs.lease_feed(job.job_id, 1, ME, 30.0)
+    assert feed is not None
+    batches, end, positions = ProviderBatchStore(house.database), _cursor_of_last(house, job), _positions(house, job)
+    of_tag = {"stuck": names(1, 3), "read": names(0, 2)}
+    new = [
+        NewProviderBatch(tag, job.job_id, 1, "default", "openai", tag, "/v1/x", {}, end, 2, 9, 9, 0) for tag in of_tag
+    ]
+    ids = {
+        tag: zlib.compress(b"".join(orjson.dumps([doc, positions[doc]]) + b"\n" for doc in docs))
+        for tag, docs in of_tag.items()
+    }
+    batches.add_of_feed(feed, ME, 30.0, new, cursor=end, exhausted=True, ids=ids)
+    house.jobs.release_feed(feed, ME)
+    read = next(one for one in batches.take(ME, 30.0, 9) if one.tag == "read")
+    assert batches.end(read, ME, None)
+    house.finish(job, names(0, 2))
+    house.move(job, "api")
+    house.tick_until(lambda: len(house.queued(API)) == 2)
+    for _ in range(5):
+        house.control.tick()
+    assert house.queued(API) == names(1, 3)
+    house.finish(job, names(1, 3))
+    house.tick_until(lambda: house.is_over(job))
 
 
 def _cursor_of_last(house: House, job: Job) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from penstock_producer.rows import Document
 from penstock_producer.sources.of_feed import source_of
 from penstock_workers.control.moves.known_moves import KnownMoves
 from penstock_workers.failpoints import Failpoints
+from penstock_workers.lanes.batch.packing.packed import kept_documents
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -178,6 +179,13 @@ class Leaving:
         yield []
 
     def _rows(self, job: Job, spec: JobSpec, batch: ProviderBatch) -> Iterator[Remainder]:
+        """Its own documents, as its packer kept them. Where they were too many to keep, all that lie between its cursors: some may
+        be in batches for other models and endpoints, and be paid twice."""
+        kept = self._batches.kept_ids(batch.tag)
+        if kept is not None:
+            for document in kept_documents(kept):
+                yield _waiting(ItemKey(job.job_id, batch.generation, document.doc_id), document.position)
+            return
         feed = next(feed for feed in self._jobs.feeds(job.job_id) if feed.generation == batch.generation)
         refused = self._outcomes.refused_lines(job.job_id) if feed.kind is FeedKind.SOURCE else frozenset[int]()
         part = replace(feed, ends_at=batch.cursor_behind)

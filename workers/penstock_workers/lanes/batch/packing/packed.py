@@ -25,6 +25,7 @@ from penstock_workers.lanes.batch.packing.custom_ids import custom_id
 INPUT: Final = "input.jsonl"
 BODIES: Final = "bodies"
 IDS: Final = "ids.jsonl"
+ID_CHARS: Final = 64  # of a custom_id, at all providers that say how long one may be
 LEFT_S: Final = 3_600.0  # files that belong to no batch are removed after this
 KEPT_BYTES_MAX: Final = (
     8 * 1024 * 1024
@@ -55,9 +56,9 @@ class PackedDocument(NamedTuple):
         return self.attempts, self.calls, self.prompt_tokens, self.completion_tokens, self.cost_microusd
 
 
-def kept_documents(kept: bytes, id_chars: int) -> Iterator[PackedDocument]:
+def kept_documents(kept: bytes, id_chars: int = ID_CHARS) -> Iterator[PackedDocument]:
     """Those of a batch, in the order of its lines, from what a ``PackedWriter`` kept of them. ``id_chars``: the longest
-    custom_id of its provider."""
+    custom_id of its provider, for who reads its answers."""
     for line in zlib.decompress(kept).splitlines():
         doc_id, position, *used = orjson.loads(line)
         yield PackedDocument(custom_id(doc_id, id_chars), doc_id, position, *(used or (0, 0, 0, 0, 0)))
