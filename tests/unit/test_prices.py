@@ -103,7 +103,7 @@ def test_settings_win_over_the_table_and_a_model_over_all_models() -> None:
     """In this order: the operator's for the model, the operator's for all, the table."""
     own = ModelPrices(input=9.0, output=9.0)
     facts = ProviderFacts(base_url=OPENAI, usd_per_mtok_in=1.0, usd_per_mtok_out=2.0, prices={"gpt-4o": own})
-    assert facts.prices_of("gpt-4o-2024-08-06", "gpt-4o") == own
+    assert facts.prices_of("gpt-4o-2024-08-06", "gpt-4o") == own.model_copy(update={"batch_discount": 0.5})
     of_all = facts.prices_of("gpt-4o-mini")
     assert of_all is not None
     assert (of_all.input, of_all.output, of_all.batch_discount) == (1.0, 2.0, 0.5)
@@ -178,3 +178,29 @@ def test_an_answer_in_openais_names_costs_whatever_stands_beside_them() -> None:
     """LiteLLM adds Anthropic's figures of the cache: the tokens are those that OpenAI's names say, and never none."""
     usage = {"prompt_tokens": 9, "completion_tokens": 3, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
     assert counted(usage) == (9, 3)
+
+
+@pytest.mark.parametrize(
+    ("base_url", "of_provider", "own", "expected"),
+    [
+        ("https://api.openai.com/v1", None, None, 0.5), ("https://api.openai.com/v1", 0.25, None, 0.25),
+        ("https://api.openai.com/v1", 0.25, 0.75, 0.75), ("http://localhost:8000/v1", None, None, None),
+        ("http://localhost:8000/v1", 0.5, None, 0.5), ("http://localhost:8000/v1", 0.5, 0.0, 0.0),
+    ],
+)  # fmt: skip
+def test_a_model_has_its_own_discount_else_that_of_its_provider_else_the_tables(
+    base_url: str, of_provider: float | None, own: float | None, expected: float | None
+) -> None:
+    """For prices of the operator's, by the name of a release too."""
+    prices = ModelPrices(input=1.0, output=2.0, batch_discount=own)
+    facts = ProviderFacts(base_url=base_url, batch_discount=of_provider, prices={"m": prices})
+    found = facts.prices_of("m-2026-01-31")
+    assert found == prices.model_copy(update={"batch_discount": expected})
+
+
+def test_the_discount_of_the_settings_holds_for_prices_of_the_table() -> None:
+    """Who has made another deal with a provider says so once."""
+    facts = ProviderFacts(base_url="https://api.openai.com/v1", batch_discount=0.6)
+    known = ProviderFacts(base_url="https://api.openai.com/v1").prices_of("gpt-4o-mini")
+    assert known is not None
+    assert facts.prices_of("gpt-4o-mini") == known.model_copy(update={"batch_discount": 0.6})

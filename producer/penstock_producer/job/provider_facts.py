@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from penstock_producer.job.endpoints import BASE_URLS, Kind, check_path
 from penstock_producer.prices.known import known_discount, known_prices, without_date
 from penstock_producer.prices.token_prices import Discount, ModelPrices
+
+DISCOUNTED = 1_024  # prices that are kept with another discount; one more is made again
 
 
 class ProviderFacts(BaseModel):
@@ -23,30 +25,45 @@ class ProviderFacts(BaseModel):
     endpoints: tuple[str, ...] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
     usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # of all its models: US dollars per million input tokens
     usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0  # likewise; 0 and 0 stand for unknown ones
-    batch_discount: Discount = None  # None: as the table of prices has it, where it knows the provider
+    batch_discount: Discount = (
+        None  # of models that name none; None: as the table of prices has it, where it knows the provider
+    )
     prices: Mapping[str, ModelPrices] = Field(default_factory=dict)  # by model
 
     def prices_of(self, *models: str | None) -> ModelPrices | None:
         """Of the first of ``models`` that has prices; None = unknown.
 
-        The operator's for a model come first, then the operator's for all models, then the table that comes with penstock.
+        The operator's for a model come first, then the operator's for all models, then the table that comes with penstock. The
+        discount of batches likewise: a model's own, then the provider's, then the table's.
         """
         names = [name for name in models if name]
         if self.prices:
             for name in names:
-                own = self.prices.get(name) or self.prices.get(without_date(name))
+                own = self._own.get(name) or self._own.get(without_date(name))
                 if own is not None:
                     return own
         if self._of_all_models is not None:
             return self._of_all_models
-        return next((found for name in names if (found := known_prices(self.base_url, name)) is not None), None)
+        known = next((found for name in names if (found := known_prices(self.base_url, name)) is not None), None)
+        return known if known is None or self.batch_discount is None else _discounted(known, self.batch_discount)
+
+    @cached_property
+    def _own(self) -> Mapping[str, ModelPrices]:
+        return {
+            name: one if one.batch_discount is not None else _discounted(one, self._discount)
+            for name, one in self.prices.items()
+        }
+
+    @property
+    def _discount(self) -> float | None:
+        """Of models that name none themselves."""
+        return known_discount(self.base_url) if self.batch_discount is None else self.batch_discount
 
     @cached_property
     def _of_all_models(self) -> ModelPrices | None:
         if not self.usd_per_mtok_in and not self.usd_per_mtok_out:
             return None
-        discount = known_discount(self.base_url) if self.batch_discount is None else self.batch_discount
-        return ModelPrices(input=self.usd_per_mtok_in, output=self.usd_per_mtok_out, batch_discount=discount)
+        return ModelPrices(input=self.usd_per_mtok_in, output=self.usd_per_mtok_out, batch_discount=self._discount)
 
     @model_validator(mode="before")
     @classmethod
@@ -60,3 +77,8 @@ class ProviderFacts(BaseModel):
     @classmethod
     def _check_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_path(endpoint) for endpoint in endpoints)
+
+
+@lru_cache(maxsize=DISCOUNTED)
+def _discounted(prices: ModelPrices, discount: float | None) -> ModelPrices:
+    return prices.model_copy(update={"batch_discount": discount})

@@ -179,8 +179,8 @@ class Leaving:
         yield []
 
     def _rows(self, job: Job, spec: JobSpec, batch: ProviderBatch) -> Iterator[Remainder]:
-        """Its own documents, as its packer kept them. Where they were too many to keep, all that lie between its cursors: some may
-        be in batches for other models and endpoints, and be paid twice."""
+        """Its own documents, as its packer kept them. Where they were too many to keep, all that lie between its cursors: some
+        may be in batches for other models and endpoints, and be paid twice."""
         kept = self._batches.kept_ids(batch.tag)
         if kept is not None:
             for document in kept_documents(kept):
