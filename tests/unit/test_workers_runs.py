@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,8 +38,11 @@ class Job:
         attempt.sent_at = now() if sent_at is None else sent_at
         return attempt
 
-    def answered(self, happened: Failure | Reply, sent_at: float | None = None) -> Weighed:
-        return asyncio.create_task(self._weigh(self.attempt(sent_at), happened))
+    def answered(self, happened: Failure | Reply, sent_at: float | None = None, *, on: str | None = None) -> Weighed:
+        """``on``: the path that the line names, where it is not the job's."""
+        attempt = self.attempt(sent_at)
+        attempt.job = replace(attempt.job, named_endpoint=on)
+        return asyncio.create_task(self._weigh(attempt, happened))
 
     async def _weigh(self, attempt: Attempt, happened: Failure | Reply) -> Parked | None:
         try:
@@ -85,6 +89,35 @@ def test_a_provider_that_takes_no_schemas_pauses_the_job_with_the_fix() -> None:
         assert all(weighed is not None and weighed.pauses for weighed in weigheds)
         why = weigheds[0].why if weigheds[0] is not None else ""
         assert "with --response-format json_object or none, and say in the prompt which JSON is wanted" in why
+
+    play(body)
+
+
+def test_lines_for_a_path_that_the_provider_has_not_cost_themselves_alone() -> None:
+    """However many there are, where it answers the job otherwise. Else the address may be wrong, and the job pauses."""
+
+    async def body(runs: Runs) -> None:
+        job, elsewhere = Job(runs), Job(runs, "elsewhere")
+        await job.answered(GOOD)
+        lines = (job.answered(NOT_FOUND, on="/v1/embeddings") for _ in range(3 * PAUSES_AT))
+        assert set(await asyncio.gather(*lines)) == {None}
+        blocked = await asyncio.gather(*(job.answered(FORBIDDEN, on="/v1/embeddings") for _ in range(PAUSES_AT)))
+        assert all(one is not None and one.pauses for one in blocked)
+        lines = (elsewhere.answered(NOT_FOUND, on="/v1/embeddings") for _ in range(PAUSES_AT))
+        assert all(one is not None and one.pauses for one in await asyncio.gather(*lines))
+
+    play(body)
+
+
+def test_a_path_that_was_answered_before_is_no_unknown_one() -> None:
+    """A provider whose routes are gone pauses the job as before."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs)
+        await job.answered(GOOD)
+        await job.answered(GOOD, on="/v1/embeddings")
+        lost = await asyncio.gather(*(job.answered(NOT_FOUND, on="/v1/embeddings") for _ in range(PAUSES_AT)))
+        assert all(one is not None and one.pauses for one in lost)
 
     play(body)
 

@@ -5,6 +5,9 @@ answers all of them alike, and as dead letters a job would be gone in seconds. S
 an answer waits for the next that comes to a request sent after it: a good one shows that the document was at fault, and the
 document gets the outcome of its failure. Without one, ``pauses_at`` of them in a row pause the job, and none is dead. After
 that one document at a time goes out until one succeeds. Kept per worker process, in memory: no store is asked.
+
+A line that names another path than its job is its own fault alone where the provider has answered the job on other paths and
+has no such path: the address is right, so no number of them pauses the job.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ UNPROVEN_WAIT_S: Final = 10.0
 """The same in a job that never succeeded here: long enough for the first good answer of a slow model."""
 PROBE_S: Final = 3.0
 """After a run one document is sent every so often, until one succeeds."""
+NO_ROUTE: Final = (404, 405, 501)
+"""How a server answers that has not the path."""
 JOBS_KEPT: Final = 1_000
 """As many as a worker knows; each costs less than two kilobytes."""
 
@@ -37,6 +42,9 @@ class Run:
     def __init__(self, pauses_at: int) -> None:
         self.proven_at = float("-inf")  # when the newest request went out that was answered well
         self.astray: deque[tuple[float, str]] = deque(maxlen=max(1, pauses_at))  # sent, and what came: since then
+        self.answers_on: set[str | None] = (
+            set()
+        )  # paths that lines name and that were answered well; None: the job's own
         self.waiting: list[tuple[float, asyncio.Future[None]]] = []  # bounded by what the worker holds
         self.probe_at = float("-inf")  # when the next document may go out after a run
 
@@ -100,10 +108,19 @@ class Runs:
         if not self._pauses_at:
             return False
         if isinstance(happened, Failure) and (happened.astray or _is_format_refused(attempt, happened)):
-            return True
+            return not self._has_no_such_path(attempt, happened)
         if happened.status == 200:
-            self._run(attempt).succeed(attempt.sent_at)
+            run = self._run(attempt)
+            run.answers_on.add(attempt.job.named_endpoint)
+            run.succeed(attempt.sent_at)
         return False
+
+    def _has_no_such_path(self, attempt: Attempt, failure: Failure) -> bool:
+        """Whether the provider answers the job, and not on the path that this line names."""
+        named, run = attempt.job.named_endpoint, self._runs.get(attempt.key.job_id)
+        if named is None or run is None or failure.status not in NO_ROUTE or failure.page:
+            return False
+        return bool(run.answers_on) and named not in run.answers_on
 
     async def weigh(self, attempt: Attempt, happened: Failure | Reply) -> None:
         """Raises TurnedAway, which pauses the job, unless what happened is the document's own."""
