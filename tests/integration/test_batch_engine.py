@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -16,21 +17,27 @@ from batch_house import USAGE, House, Memory, batch_house, good, quick
 from servers import RedisServer
 
 from penstock_ledger import (
+    BOUNDLESS,
+    ApiKeyStore,
     BatchState,
     Begin,
     BeginReply,
     ItemKey,
+    KeyLimits,
     LaneMoves,
     MayCost,
     Meta,
+    NewApiKey,
     OutcomeStore,
     RedisAddress,
     RedisLedger,
     Remainder,
     RemainderStore,
     Result,
+    TenantAccounts,
     buckets_for,
 )
+from penstock_ledger.door_stores import tenant_accounts
 from penstock_ledger.model import Job, JobState
 from penstock_workers.lanes.batch import ending, leader, sending, watching
 from penstock_workers.lanes.batch.provider import (
@@ -479,6 +486,52 @@ async def test_a_batch_leaves_what_a_call_has_reserved(house: House) -> None:
     account = hot.budgets.seen(job.job_id)
     assert account is not None
     assert account.reserved == 3_000
+
+
+async def test_the_budget_of_a_tenant_is_never_passed_by_its_batches_together(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one job's batch may cost is reserved before it is created, and leaves less room for the other job's; a larger budget
+    lets that go on, and nothing is reserved in the end."""
+    monkeypatch.setattr(tenant_accounts, "BUDGETS_S", 0.0)
+    database = house.producer._database
+    hot = RedisLedger(RedisAddress.parse(house.settings.redis_url).connect(), Meta(database).epoch())
+
+    def allow(usd: float) -> None:
+        limits = KeyLimits(budget_usd=usd)
+        ApiKeyStore(database).create(NewApiKey("key", "shop", frozenset({"write"}), limits=limits))
+
+    house.provider.ended = False
+    allow(1.0)
+    spec = {"tenant": "shop", "params": {"max_tokens": 10}}
+    first = house.submit(4, **spec)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+        [batch] = house.store.of_job(first.job_id)
+        account = hot.budgets.seen(first.job_id)
+        assert account is not None
+        assert account.tenant == (1_000_000, batch.may_cost_microusd, batch.may_cost_microusd)
+        allow(1.5 * batch.may_cost_microusd / 1e6)
+        second = house.submit(5, **spec)
+        await house.until(lambda: house.store.open_of(second.job_id) == 1)
+        house.provider.ended = True
+        await house.until(lambda: house.producer.status(second.job_id).job.state is JobState.PAUSED)
+        assert len(house.provider.made) == 1
+    reason = str(house.producer.status(second.job_id).job.reason)
+    assert reason.startswith("tenant_budget_exhausted: 0.004"), reason
+    assert "tenant 'shop'" in reason
+    costs = re.search(r"documents may cost (\S+); what is left of this job costs at most about (\S+) USD", reason)
+    assert costs is not None
+    assert costs[1] == costs[2], "all that is left is in the next batch"
+    TenantAccounts(database, hot.budgets).look(
+        second, BOUNDLESS, 1.0, spent=0
+    )  # control does so before it lets it go on
+    house.producer.resume(second.job_id)
+    counts = await house.all_settled(second)
+    assert (counts.succeeded, len(house.provider.made)) == (5, 2)
+    account = hot.budgets.seen(second.job_id)
+    assert account is not None
+    assert account.tenant == (1_000_000, 9_000, 0)
 
 
 async def test_lost_files_are_packed_again(house: House) -> None:

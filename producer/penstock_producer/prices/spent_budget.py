@@ -35,10 +35,12 @@ def spent_budget(
     mean_usd: float | None,
     next_usd: float = 0.0,
     next_is: str = "the next call",
+    next_documents: int = 1,
 ) -> str:
     """Why a job pauses, and what finishing it costs. ``left``: documents without an outcome, None where their number is not known
-    yet; ``mean_usd``: of a document so far, None before any has finished; ``next_usd``: what ``next_is`` may cost."""
-    more = None if left is None else max(next_usd, left * (next_usd if mean_usd is None else mean_usd))
+    yet; ``mean_usd``: of a document so far, None before any has finished; ``next_usd``: what ``next_is`` may cost, which
+    has ``next_documents``."""
+    more = None if left is None else max(next_usd, left * (next_usd / next_documents if mean_usd is None else mean_usd))
     said = f"{BUDGET_EXHAUSTED}: {_usd(spent_usd)} USD of {budget_usd:g} are spent"
     if next_usd:
         said += f", and {next_is} may cost {_usd(next_usd)}"
@@ -61,6 +63,7 @@ def spent_tenant_budget(
     mean_usd: float | None,
     next_usd: float = 0.0,
     next_is: str = "the next call",
+    next_documents: int = 1,
 ) -> str:
     """Why a job pauses whose tenant may not spend more, and what lets it go on. ``month``: in which it was accepted, as 2026-11;
     the others as in ``spent_budget``."""
@@ -70,7 +73,7 @@ def spent_tenant_budget(
         said += f", and {next_is} may cost {_usd(next_usd)}"
     wanted = 2 * budget_usd
     if left is not None:
-        more = max(next_usd, left * (next_usd if mean_usd is None else mean_usd))
+        more = max(next_usd, left * (next_usd / next_documents if mean_usd is None else mean_usd))
         most = "at most about" if mean_usd is None else "about"
         said += f"; what is left of this job costs {most} {_usd(more)} USD more"
         wanted = max(budget_usd, spent_usd + more) * MARGIN

@@ -94,11 +94,12 @@ class Reservations:
             return spent_tenant_budget(
                 str(tenant_of_job(job)), month_of(job.created_at).name, budget_usd=tenant.budget / MICROUSD,
                 spent_usd=tenant.spent / MICROUSD, left=left, mean_usd=mean_usd, next_usd=next_usd, next_is=next_is,
+                next_documents=batch.requests,
             )  # fmt: skip
         assert budget_usd is not None, "a budget that is not the tenant's is the job's own"
         return spent_budget(
             job.job_key, budget_usd=budget_usd, spent_usd=room.account.spent / MICROUSD, left=left, mean_usd=mean_usd,
-            next_usd=next_usd, next_is=next_is,
+            next_usd=next_usd, next_is=next_is, next_documents=batch.requests,
         )  # fmt: skip
 
 
