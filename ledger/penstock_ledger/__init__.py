@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.api_keys import SCOPES as SCOPES
     from penstock_ledger.door_stores.api_keys import ApiKey as ApiKey
     from penstock_ledger.door_stores.api_keys import ApiKeyStore as ApiKeyStore
+    from penstock_ledger.door_stores.api_keys import Hands as Hands
     from penstock_ledger.door_stores.api_keys import KeyLimits as KeyLimits
     from penstock_ledger.door_stores.api_keys import NewApiKey as NewApiKey
     from penstock_ledger.door_stores.api_keys import is_tenant_of_key as is_tenant_of_key
@@ -200,7 +201,7 @@ else:
         __name__,
         {
             "penstock_ledger.door_stores.api_keys": (
-                "ApiKey ApiKeyStore DEFAULT_SCOPES KEYS_MAX KEY_NAME_CHARS KeyLimits NewApiKey SCOPES is_tenant_of_key "
+                "ApiKey ApiKeyStore DEFAULT_SCOPES Hands KEYS_MAX KEY_NAME_CHARS KeyLimits NewApiKey SCOPES is_tenant_of_key "
                 "looks_like_key"
             ),
             "penstock_ledger.door_stores.batches": (

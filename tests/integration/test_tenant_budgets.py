@@ -35,8 +35,9 @@ from penstock_ledger import (
     keys,
     month_of,
     open_database,
+    purge_job,
 )
-from penstock_ledger.door_stores import tenant_accounts
+from penstock_ledger.door_stores import api_keys, tenant_accounts
 from penstock_workers.control.job import accounts
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.run.may_cost import may_cost
@@ -243,3 +244,73 @@ def test_the_newest_valid_key_says_what_a_tenant_may_spend(
     ended(JobStore(database), job)
     assert costs.besides("shop", month, ["a"]) == (700, ["a"])
     database.close()
+
+
+def test_purging_its_jobs_makes_no_room_in_a_tenants_budget(either: Database) -> None:
+    """A tenant may forget its jobs over HTTP, and what they cost is spent: at the door, and for jobs that run."""
+    jobs, costs = JobStore(either), TenantCosts(either)
+    job, other = (
+        jobs.create(NewJob(name, name, {"lane": "api", "tenant": "shop"}, {"kind": "file"}, "d", 9))[0]
+        for name in ("a", "b")
+    )
+    OutcomeStore(either, "api").settle([result(job, "1", 700), result(other, "1", 40)], [])
+    month = month_of(job.created_at)
+    for one in (job, other):
+        ended(jobs, one)
+        assert purge_job(either, one.job_id) == 1
+        purge_job(either, one.job_id)
+    assert costs.usd_of("shop", month) == 0.00074
+    assert costs.besides("shop", month, ["a"]) == (740, ["a"])
+    assert (costs.usd_of("else", month), costs.usd_of("shop", month_of(month.began - 1))) == (0, 0)
+
+
+def test_of_many_jobs_that_end_at_once_none_counts_twice(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only some leave the account in one step; the others are in it and not in the costs beside it."""
+    monkeypatch.setattr(tenant_accounts, "BASE_S", 0.0)
+    monkeypatch.setattr(tenant_accounts, "ENDED_MAX", 2)
+    seen = TenantAccounts(house.database, house.hot.budgets)
+    jobs = [house.submit(1, f"j{nth}", tenant="shop") for nth in range(6)]
+    for job in jobs:
+        house.outcomes.settle([result(job, "d0", 100)], [])
+        seen.look(job, 10**12, 1.0, spent=100)
+    for job in jobs[:5]:
+        ended(house.jobs, job)
+    name = keys.tenant_month("shop", month_of(jobs[0].created_at).name)
+    for left in (4, 2, 1):
+        assert seen.look(jobs[5], 10**12, 1.0, spent=100).tenant == (USD, 600, 0)
+        assert len(house.hot.budgets.jobs_of_tenant(name)[1]) == left
+
+
+@pytest.mark.parametrize("lost", ["", ":jobs"])
+def test_an_account_that_is_lost_in_part_counts_nothing_twice_and_forgets_nothing(house: House, lost: str) -> None:
+    """One of its two hashes may expire or be evicted without the other: the sums are then those of what is there."""
+    budget(house.database, "shop", 0.01)
+    first, second = (house.submit(2, name, tenant="shop") for name in ("first", "second"))
+    house.control.tick()
+    house.hot.budgets.renew("me")
+    call = MayCost(6_000, owner="me")
+    assert house.hot.begin([Begin(ItemKey(first.job_id, 1, "d0"), buckets_for(first), call)])[0].reply is BeginReply.GO
+    name = keys.tenant_month("shop", month_of(first.created_at).name)
+    assert house.redis.delete(name + lost) == 1
+    for _ in range(3):
+        house.control.tick()
+    account = house.hot.budgets.seen(second.job_id)
+    assert account is not None
+    assert account.tenant == (10_000, 6_000, 6_000)
+    assert 0 < house.redis.ttl(name) == house.redis.ttl(name + ":jobs")
+
+
+def test_keys_that_have_ended_make_room_for_others(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who changes keys each hour is not locked out; the last one that named a budget goes on saying it."""
+    monkeypatch.setattr(api_keys, "KEYS_MAX", 3)
+    store = ApiKeyStore(either)
+    first = budget(either, "shop", 5.0)
+    store.revoke(first)
+    made = [store.in_hands(lambda hands: hands.create(NewApiKey("k", "shop", frozenset())), "shop") for _ in range(4)]
+    assert [key is None for key in made] == [False, False, True, True]
+    assert made[1] is not None
+    store.revoke(made[1][0])
+    assert store.in_hands(lambda hands: hands.create(NewApiKey("k", "shop", frozenset())), "shop") is not None
+    assert len(store.list(["shop"])) == 3
+    assert store.get(made[1][0]) is None
+    assert TenantBudgets(either).of("shop") == store.in_hands(lambda hands: hands.budget_usd(), "shop") == 5.0

@@ -87,6 +87,15 @@ def test_every_api_says_in_its_own_way_how_many_answers_it_wants() -> None:
     assert answers_asked([1]) == 1
 
 
+def test_no_second_field_makes_a_dear_request_look_cheap() -> None:
+    """An API passes over fields that it does not know; one call with a list of prompts pays an answer to each."""
+    assert output_asked({"max_completion_tokens": 1, "max_tokens": 9_000, "max_output_tokens": 2}) == 9_000
+    assert answers_asked({"prompt": ["a", "b", "c"], "n": 2}) == answers_asked({"prompt": [[1], [2], [3]], "n": 2}) == 6
+    assert (
+        answers_asked({"prompt": [17, 4, 99]}) == answers_asked({"prompt": "abc"}) == answers_asked({"prompt": []}) == 1
+    )
+
+
 def test_a_prompt_is_bounded_by_its_length_and_files_in_it_are_not_text() -> None:
     """An image has as many tokens as one has, in each API's form; a long text that only looks like one counts whole."""
     texts = [b'{"a":"%s"}' % (b"word " * 500), b'{"data":"%s"}' % (b"two words " * 500)]

@@ -119,7 +119,7 @@ class RenewAdmissions:
 
 
 def _who(caller: Caller) -> str:
-    return f"tenant:{caller.tenant}" if caller.tenant is not None else f"key:{caller.key_id}"
+    return f"tenant:{caller.tenant}" if caller.tenant is not None else f"key:{caller.counted_as or caller.key_id}"
 
 
 def _limited(message: str, wait_s: float) -> Refused:

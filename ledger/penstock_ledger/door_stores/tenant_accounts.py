@@ -13,7 +13,7 @@ import redis
 
 from penstock_ledger import keys
 from penstock_ledger.door_stores.tenant_costs import Month, TenantBudgets, TenantCosts, month_of
-from penstock_ledger.in_redis.budget_book import Account, BudgetBook, TenantSeen
+from penstock_ledger.in_redis.budget_book import ENDED_MAX, Account, BudgetBook, TenantSeen
 from penstock_ledger.model import Job
 from penstock_ledger.sql.database import Database
 
@@ -70,7 +70,7 @@ class TenantAccounts:
 
     def _seen(self, job: Job, tenant: str, month: Month, name: str) -> TenantSeen:
         turn, known = self._book.jobs_of_tenant(name)
-        base, ended = self._costs.besides(tenant, month, known | {job.job_id})
+        base, ended = self._costs.besides(tenant, month, known | {job.job_id}, most=ENDED_MAX)
         return TenantSeen(turn, base, [one for one in ended if one != job.job_id])
 
 
