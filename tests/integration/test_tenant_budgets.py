@@ -281,6 +281,21 @@ def test_of_many_jobs_that_end_at_once_none_counts_twice(house: House, monkeypat
         assert len(house.hot.budgets.jobs_of_tenant(name)[1]) == left
 
 
+def test_a_paused_job_does_not_hold_what_its_dead_workers_reserved(house: House) -> None:
+    """Its tenant's other jobs would wait for it for ever; nor does a call that ends after its job count twice."""
+    budget(house.database, "shop", 0.01)
+    first, second = (house.submit(2, name, tenant="shop") for name in ("first", "second"))
+    house.control.tick()
+    call, key = MayCost(6_000, owner="dead"), ItemKey(first.job_id, 1, "d0")
+    assert house.hot.begin([Begin(key, buckets_for(first), call)])[0].reply is BeginReply.GO
+    assert house.jobs.set_state(first.job_id, JobState.PAUSED, reason="by hand", expect={JobState.RUNNING})
+    for _ in range(3):
+        house.control.tick()
+    account = house.hot.budgets.seen(second.job_id)
+    assert account is not None
+    assert account.tenant == (10_000, 0, 0)
+
+
 @pytest.mark.parametrize("lost", ["", ":jobs"])
 def test_an_account_that_is_lost_in_part_counts_nothing_twice_and_forgets_nothing(house: House, lost: str) -> None:
     """One of its two hashes may expire or be evicted without the other: the sums are then those of what is there."""

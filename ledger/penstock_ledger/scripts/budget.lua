@@ -50,6 +50,7 @@ local function see_tenant(name, limit, base, turn, ...)
       local was, was_reserved = string.match(redis.call('HGET', jobs, ended) or '', '^(%d+) (%d+)$')
       if was then
         redis.call('HDEL', jobs, ended)
+        redis.call('HDEL', ended .. ':account', 'tenant') -- a call that ends late does not bring it back
         redis.call('HINCRBY', name, 'held', string.format('%.0f', 0 - tonumber(was)))
         redis.call('HINCRBY', name, 'reserved', string.format('%.0f', 0 - tonumber(was_reserved)))
         redis.call('HINCRBY', name, 'turn', 1)

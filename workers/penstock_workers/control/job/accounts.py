@@ -71,6 +71,12 @@ class Accounts:
             self._limited.discard(job_id)
             self._book.lift(job_id)
 
+    def free_paused(self, job: Job) -> None:
+        """Of a paused job, at which nobody looks: what dead workers have reserved for it would keep its tenant's other jobs
+        waiting."""
+        if self._tenants.budget_of(job) is not None:
+            self._give_back_strays(job.job_id, time.monotonic())
+
     def tried_again(self, job_id: str) -> None:
         self._book.tried_again(job_id)
 
