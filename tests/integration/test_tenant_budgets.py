@@ -215,6 +215,25 @@ def test_a_call_without_a_known_price_is_not_sent_for_a_tenant_with_a_budget() -
         assert may_cost(made) is None
 
 
+def test_a_line_that_names_a_dearer_model_than_its_job_reserves_what_that_costs() -> None:
+    """The job's own model is for lines that name none; one without a known price is not sent."""
+    prices = {"cheap": {"input": 0.1, "output": 0.1}, "dear": {"input": 50.0, "output": 100.0}}
+    provider = ProviderSettings.model_validate({"base_url": "http://x", "prices": prices})
+    estimates = {}
+    for model in ("cheap", "dear", "models/dear", "strange"):
+        body = b'{"model": "%s", "max_tokens": 100, "messages": []}' % model.encode()
+        made = make_attempt(body=body, settings=provider, model="cheap", prompt=None, tenant="shop")
+        made.job = replace(made.job, tenant_usd=5.0)
+        if model == "strange":
+            with pytest.raises(PricesMissing, match="'strange'"):
+                may_cost(made)
+            continue
+        call = may_cost(made)
+        assert call is not None
+        estimates[model] = call.estimate
+    assert estimates["dear"] == estimates["models/dear"] > 100 * estimates["cheap"]
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_the_newest_valid_key_says_what_a_tenant_may_spend(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -110,11 +110,12 @@ def answers_asked(body: Any) -> int:
     gemini = config.get("candidateCount") if isinstance(config, dict) else None
     wanted = (body.get("n"), body.get("best_of"), gemini)
     of_each = max((number for number in wanted if _is_number(number)), default=1)
-    prompts = body.get("prompt")
-    several = (
-        isinstance(prompts, list) and len(prompts) > 1 and not isinstance(prompts[0], int)
-    )  # numbers are tokens of one
-    return min(ANSWERS_MAX, of_each) * (len(prompts) if several else 1)
+    return min(ANSWERS_MAX, of_each) * _prompts(body.get("prompt"))
+
+
+def _prompts(given: Any) -> int:
+    """In one request for completions; a list of numbers is the tokens of one."""
+    return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
 def _is_number(value: Any) -> TypeGuard[int]:
