@@ -231,7 +231,7 @@ def test_a_line_that_names_a_dearer_model_than_its_job_reserves_what_that_costs(
         call = may_cost(made)
         assert call is not None
         estimates[model] = call.estimate
-    assert estimates["dear"] == estimates["models/dear"] > 100 * estimates["cheap"]
+    assert min(estimates["dear"], estimates["models/dear"]) > 100 * estimates["cheap"]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

@@ -12,10 +12,11 @@ from typing import Final
 import redis
 
 from penstock_ledger import keys
-from penstock_ledger.door_stores.tenant_costs import Month, TenantBudgets, TenantCosts, month_of
+from penstock_ledger.door_stores.tenant_costs import TenantBudgets, TenantCosts
 from penstock_ledger.in_redis.budget_book import ENDED_MAX, Account, BudgetBook, TenantSeen
 from penstock_ledger.model import Job
 from penstock_ledger.sql.database import Database
+from penstock_ledger.stores.month_costs import Month, month_of
 
 __all__ = ["TenantAccounts", "tenant_of_job"]
 

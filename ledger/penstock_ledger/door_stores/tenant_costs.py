@@ -5,35 +5,21 @@ A job belongs to the calendar month (UTC) in which it was accepted, however long
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, func, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from penstock_ledger.door_stores.api_keys import budget_of_keys
 from penstock_ledger.model import JobState
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import api_keys, jobs, paid_beside, purged_costs, tallies
+from penstock_ledger.stores.month_costs import Month, cost_of, sum_of
 
-__all__ = ["Month", "TenantBudgets", "TenantCosts", "keep_costs", "month_of"]
+__all__ = ["TenantBudgets", "TenantCosts"]
 
 MICRO: Final = 1_000_000
 CHUNK: Final = 500  # job ids in one query
-
-
-class Month(NamedTuple):
-    name: str  # as 2026-11
-    began: float  # Unix seconds
-    ends: float  # the first moment that is not in it
-
-
-def month_of(now: float) -> Month:
-    """The calendar month in UTC that a moment (Unix seconds) lies in."""
-    day = datetime.datetime.fromtimestamp(now, datetime.UTC)
-    first = day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    after = (first + datetime.timedelta(days=32)).replace(day=1)
-    return Month(f"{first:%Y-%m}", first.timestamp(), after.timestamp())
 
 
 class TenantBudgets:
@@ -74,30 +60,18 @@ class TenantCosts:
             live = frozenset[str]().union(*(_live(connection, chunk) for chunk in _chunks(names)))
             ended = [name for name in names if name not in live][:most]
             others = sorted(set(names) - set(ended))
-            cost = sum(_cost(connection, chunk) for chunk in _chunks(others))
+            cost = sum(cost_of(connection, chunk) for chunk in _chunks(others))
             return _all(connection, tenant, month) - cost, ended
 
         return self._db.read(look)
 
 
-def keep_costs(db: Database, connection: Connection, tenant: str, month: Month, job_id: str) -> None:
-    """Of a job that is being purged: what it has cost stays counted for its tenant. Doing it again changes nothing."""
-    cost = _cost(connection, [job_id])
-    for table in (tallies, paid_beside):
-        connection.execute(delete(table).where(table.c.job_id == job_id))
-    if cost:
-        values = {"tenant": tenant, "month": month.name, "cost_microusd": cost}
-        insert = db.insert(purged_costs).values(values)
-        more = {"cost_microusd": purged_costs.c.cost_microusd + insert.excluded.cost_microusd}
-        connection.execute(insert.on_conflict_do_update(index_elements=["tenant", "month"], set_=more))
-
-
 def _all(connection: Connection, tenant: str, month: Month) -> int:
     which = (jobs.c.tenant == tenant, jobs.c.created_at >= month.began, jobs.c.created_at < month.ends)
-    purged = select(_sum(purged_costs)).where(purged_costs.c.tenant == tenant, purged_costs.c.month == month.name)
+    purged = select(sum_of(purged_costs)).where(purged_costs.c.tenant == tenant, purged_costs.c.month == month.name)
     total = 0
     for table in (tallies, paid_beside):
-        query = select(_sum(table)).select_from(jobs.join(table, table.c.job_id == jobs.c.job_id)).where(*which)
+        query = select(sum_of(table)).select_from(jobs.join(table, table.c.job_id == jobs.c.job_id)).where(*which)
         total += int(connection.execute(query).scalar_one())
     return total + int(
         connection.execute(purged).scalar_one()
@@ -111,15 +85,5 @@ def _live(connection: Connection, names: Collection[str]) -> frozenset[str]:
     return frozenset(connection.execute(query).scalars())
 
 
-def _cost(connection: Connection, names: Collection[str]) -> int:
-    """Of these jobs together, without what was kept of them when they were purged."""
-    sums = [select(_sum(table)).where(table.c.job_id.in_(names)) for table in (tallies, paid_beside)]
-    return sum(int(connection.execute(query).scalar_one()) for query in sums)
-
-
 def _chunks(names: Sequence[str]) -> Iterator[Sequence[str]]:
     return (names[start : start + CHUNK] for start in range(0, len(names), CHUNK))
-
-
-def _sum(table: Table) -> ColumnElement[int]:
-    return func.coalesce(func.sum(table.c.cost_microusd), 0)

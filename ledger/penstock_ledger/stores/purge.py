@@ -7,9 +7,9 @@ from typing import Final
 
 from sqlalchemy import Connection, Delete, Table, delete, select, tuple_, update
 
-from penstock_ledger.door_stores.tenant_costs import keep_costs, month_of
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import door_batches, door_files, jobs, lane_tallies, metadata, outcomes, tallies
+from penstock_ledger.stores.month_costs import keep_costs, month_of
 from penstock_ledger.stores.provenance import forget_provenance
 
 ROWS_PER_STEP: Final = 1_000  # with bodies of some kilobytes, a step writes some megabytes of journal

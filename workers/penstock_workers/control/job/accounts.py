@@ -72,8 +72,8 @@ class Accounts:
             self._book.lift(job_id)
 
     def free_paused(self, job: Job) -> None:
-        """Of a paused job, at which nobody looks: what dead workers have reserved for it would keep its tenant's other jobs
-        waiting."""
+        """Of a paused job, whose account is not looked at: what dead workers have reserved for it would keep other jobs of its
+        tenant waiting."""
         if self._tenants.budget_of(job) is not None:
             self._give_back_strays(job.job_id, time.monotonic())
 
