@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from attempts import make_attempt
 from budget_house import USD, House, Played, run
+from doors import asked, door, door_settings, new_key
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -142,6 +143,27 @@ def test_two_jobs_share_what_is_left_and_one_that_has_ended_still_counts(house: 
     assert account.tenant == (10_000, 6_000, 0)
     assert begin(second, "d1", 4_001) is BeginReply.NO_ROOM
     assert begin(second, "d1", 4_000) is BeginReply.GO
+
+
+def test_a_running_job_says_that_it_waits_for_its_tenants_budget(house: House, redis_server: RedisServer) -> None:
+    """Over HTTP and on the job's page, while calls of another job hold what is left."""
+    budget(house.database, "shop", 0.01)
+    settings = door_settings(house.folder, redis_server.url)
+    user = {"authorization": f"Bearer {new_key(settings, 'shop', 'read')}"}
+    first, second = (house.submit(2, name, tenant="shop") for name in ("first", "second"))
+    house.control.tick()
+    house.hot.budgets.renew("me")
+    replies = [
+        house.hot.begin([Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), MayCost(6_000, owner="me"))])[0].reply
+        for job in (first, second)
+    ]
+    assert replies == [BeginReply.GO, BeginReply.NO_ROOM]
+    with door(settings) as url:
+        waits, goes_on = (asked(f"{url}/v1/jobs/{job.job_id}", **user).content["waits_for"] for job in (second, first))
+        page = asked(f"{url}/ui/jobs/{second.job_id}", **user).body.decode()
+    assert waits.startswith("calls wait for the budget of tenant shop, 0.01 USD for jobs of 20")
+    assert goes_on is None
+    assert "Calls wait for the budget of tenant shop" in page
 
 
 def test_jobs_of_earlier_months_count_there(house: House) -> None:
