@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -370,3 +371,20 @@ def test_keys_that_have_ended_make_room_for_others(either: Database, monkeypatch
     assert len(store.list(["shop"])) == 3
     assert store.get(made[1][0]) is None
     assert TenantBudgets(either).of("shop") == store.in_hands(lambda hands: hands.budget_usd(), "shop") == 5.0
+
+
+def test_several_requests_at_once_make_no_more_keys_than_a_tenant_may_have(
+    either: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted and made in one transaction; the keys of another tenant are not waited for."""
+    monkeypatch.setattr(api_keys, "KEYS_MAX", 3)
+    store = ApiKeyStore(either)
+
+    def make(number: int) -> bool:
+        tenant = "shop" if number % 2 else "else"
+        new = NewApiKey("k", tenant, frozenset())
+        return store.in_hands(lambda hands: hands.create(new), tenant) is not None
+
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(make, range(16)))
+    assert (sum(made), len(store.list(["shop"])), len(store.list(["else"]))) == (6, 3, 3)
