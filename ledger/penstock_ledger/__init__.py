@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.api_keys import SCOPES as SCOPES
     from penstock_ledger.door_stores.api_keys import ApiKey as ApiKey
     from penstock_ledger.door_stores.api_keys import ApiKeyStore as ApiKeyStore
+    from penstock_ledger.door_stores.api_keys import Hands as Hands
     from penstock_ledger.door_stores.api_keys import KeyLimits as KeyLimits
     from penstock_ledger.door_stores.api_keys import NewApiKey as NewApiKey
     from penstock_ledger.door_stores.api_keys import is_tenant_of_key as is_tenant_of_key
@@ -49,10 +50,8 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.spending import SpendingStore as SpendingStore
     from penstock_ledger.door_stores.tenant_accounts import TenantAccounts as TenantAccounts
     from penstock_ledger.door_stores.tenant_accounts import tenant_of_job as tenant_of_job
-    from penstock_ledger.door_stores.tenant_costs import Month as Month
     from penstock_ledger.door_stores.tenant_costs import TenantBudgets as TenantBudgets
     from penstock_ledger.door_stores.tenant_costs import TenantCosts as TenantCosts
-    from penstock_ledger.door_stores.tenant_costs import month_of as month_of
     from penstock_ledger.door_stores.webhooks import Delivery as Delivery
     from penstock_ledger.door_stores.webhooks import DueDelivery as DueDelivery
     from penstock_ledger.door_stores.webhooks import Endpoint as Endpoint
@@ -180,6 +179,8 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
+    from penstock_ledger.stores.month_costs import Month as Month
+    from penstock_ledger.stores.month_costs import month_of as month_of
     from penstock_ledger.stores.noticed import Noted as Noted
     from penstock_ledger.stores.noticed import NoticedFile as NoticedFile
     from penstock_ledger.stores.noticed import NoticedStore as NoticedStore
@@ -200,7 +201,7 @@ else:
         __name__,
         {
             "penstock_ledger.door_stores.api_keys": (
-                "ApiKey ApiKeyStore DEFAULT_SCOPES KEYS_MAX KEY_NAME_CHARS KeyLimits NewApiKey SCOPES is_tenant_of_key "
+                "ApiKey ApiKeyStore DEFAULT_SCOPES Hands KEYS_MAX KEY_NAME_CHARS KeyLimits NewApiKey SCOPES is_tenant_of_key "
                 "looks_like_key"
             ),
             "penstock_ledger.door_stores.batches": (
@@ -213,7 +214,8 @@ else:
             "penstock_ledger.door_stores.needed_by": "needed_by",
             "penstock_ledger.door_stores.spending": "Spending SpendingStore",
             "penstock_ledger.door_stores.tenant_accounts": "TenantAccounts tenant_of_job",
-            "penstock_ledger.door_stores.tenant_costs": "Month TenantBudgets TenantCosts month_of",
+            "penstock_ledger.door_stores.tenant_costs": "TenantBudgets TenantCosts",
+            "penstock_ledger.stores.month_costs": "Month month_of",
             "penstock_ledger.door_stores.webhooks": "Delivery DueDelivery Endpoint NewEndpoint WebhookStore",
             "penstock_ledger.door_stores.whose": "EVERYONE Whose",
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",

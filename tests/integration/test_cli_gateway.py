@@ -61,7 +61,14 @@ def test_keys_are_made_shown_once_and_revoked(keys: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--scope", "all"], ["--tenant", "a/b"], ["--tenant", "job_1"], ["--expires", "soon"], ["--budget-usd", "5"]],
+    [
+        ["--scope", "all"],
+        ["--tenant", "a/b"],
+        ["--tenant", "job_1"],
+        ["--expires", "soon"],
+        ["--budget-usd", "5"],
+        ["--budget-usd", "inf", "--tenant", "a"],
+    ],
 )
 def test_a_key_that_cannot_be_is_refused(keys: Callable[..., str], words: list[str]) -> None:
     """The error names the flag and what to give."""

@@ -13,7 +13,9 @@ from doors import asked, door, door_settings, new_key, sent
 from fastapi import APIRouter, Depends
 from fleet import until
 from servers import RedisServer
+from starlette.requests import HTTPConnection
 
+from penstock_gateway.callers.addresses import Proxies
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.failed_tries import TRIES_MAX
 from penstock_gateway.callers.sessions import read_session, sign_session
@@ -141,6 +143,19 @@ def test_a_bad_caller_behind_a_balancer_locks_out_no_one_else(tmp_path: Path, re
         assert bad == [401] * TRIES_MAX + [429]
         assert asked(f"{url}/v1/who", **wrong, x_forwarded_for="203.0.113.8").status == 401
         assert asked(f"{url}/v1/who", **bearer(secret), x_forwarded_for="203.0.113.8").status == 200
+
+
+def test_wrong_keys_of_one_ipv6_network_count_together() -> None:
+    """A caller has 2^64 addresses there, and would have as many tries; IPv4 counts by address, in either form."""
+    proxies = Proxies(["127.0.0.1"])
+
+    def counted_for(client: str, forwarded: str = "") -> str:
+        headers = [(b"x-forwarded-for", forwarded.encode())] if forwarded else []
+        return proxies.caller_of(HTTPConnection({"type": "http", "client": (client, 1), "headers": headers}))
+
+    assert counted_for("2001:db8::1") == counted_for("2001:db8::ffff:1") == "2001:db8::/64"
+    assert counted_for("127.0.0.1", "2001:db8:0:1::9") == "2001:db8:0:1::/64"
+    assert counted_for("203.0.113.7") == counted_for("::ffff:203.0.113.7") == "203.0.113.7"
 
 
 def test_requests_per_minute_are_counted_for_a_tenant(url: str, settings: GatewaySettings) -> None:

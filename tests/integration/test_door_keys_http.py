@@ -137,18 +137,46 @@ def test_no_key_gives_what_it_has_not(operator: Asker, settings: GatewaySettings
         refused = small.make(**fields)
         assert (refused.status, refused.content["param"]) == (403, param), refused.body
     made = small.make(scopes=["read", "keys"]).content
-    assert (made["requests_per_minute"], made["concurrency"], made["budget_usd"], made["expires_at"]) == (
-        10_000,
-        50,
-        7.5,
-        end,
-    )
+    assert (made["requests_per_minute"], made["concurrency"], made["expires_at"]) == (10_000, 50, end)
     second = Asker(operator.url, made["secret"]).make(scopes=["read"], concurrency=5, expires_in_s=60).content
-    assert (second["concurrency"], second["budget_usd"]) == (5, 7.5)
+    assert (second["concurrency"], second["budget_usd"]) == (5, None)
     mighty = operator.make(tenant="small", scopes=["admin"]).content["id"]
     assert small.ask("DELETE", f"/{mighty}").content["code"] == "not_allowed"
     assert operator.ask("GET", f"/{mighty}").content["valid"] is True
     database.close()
+
+
+def test_a_tenant_does_not_raise_its_own_budget(operator: Asker) -> None:
+    """Neither by a key that names more than the newest one of the operator's, nor by revoking that one; less it may name."""
+    chief = made_by(operator, tenant="thrifty", scopes=[*ALL, "keys"], budget_usd=50)
+    limit = operator.make(tenant="thrifty", budget_usd=5).content["id"]
+    for asked_for in (50, 5.01):
+        refused = chief.make(budget_usd=asked_for)
+        assert (refused.status, refused.content["param"]) == (403, "budget_usd"), refused.body
+    assert chief.make().content["budget_usd"] is None
+    refused = chief.ask("DELETE", f"/{limit}")
+    assert (refused.status, refused.content["code"]) == (403, "not_allowed")
+    assert "only the operator may revoke it" in refused.content["detail"]
+    less = chief.make(budget_usd=4).content["id"]
+    assert chief.ask("DELETE", f"/{less}").status == 403
+    assert operator.ask("DELETE", f"/{less}").status == operator.ask("DELETE", f"/{limit}").status == 200
+
+
+def test_a_limited_key_without_a_tenant_has_its_rate_with_its_children(
+    operator: Asker, settings: GatewaySettings
+) -> None:
+    """Who makes ten keys of its own has not ten times the requests; the list says which key made which."""
+    database = open_database(settings.database_url)
+    new = NewApiKey("bot", None, frozenset(["read", "keys"]), None, KeyLimits(requests_per_minute=4))
+    giver, secret = ApiKeyStore(database).create(new)
+    database.close()
+    bot = Asker(operator.url, secret)
+    child = bot.make(scopes=["read", "keys"]).content
+    second = Asker(operator.url, child["secret"]).make(scopes=["read"]).content
+    assert (child["made_by"], second["made_by"]) == (giver, child["id"])
+    user = {"authorization": f"Bearer {second['secret']}"}
+    assert [asked(f"{operator.url}/v1/jobs", **user).status for _ in range(3)] == [200, 200, 429]
+    assert bot.ask("GET").status == 429
 
 
 def test_keys_are_for_those_with_the_scope_only(operator: Asker) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from attempts import make_attempt
 from budget_house import USD, House, Played, run
+from doors import asked, door, door_settings, new_key
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -35,8 +37,9 @@ from penstock_ledger import (
     keys,
     month_of,
     open_database,
+    purge_job,
 )
-from penstock_ledger.door_stores import tenant_accounts
+from penstock_ledger.door_stores import api_keys, tenant_accounts
 from penstock_workers.control.job import accounts
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.run.may_cost import may_cost
@@ -143,6 +146,27 @@ def test_two_jobs_share_what_is_left_and_one_that_has_ended_still_counts(house: 
     assert begin(second, "d1", 4_000) is BeginReply.GO
 
 
+def test_a_running_job_says_that_it_waits_for_its_tenants_budget(house: House, redis_server: RedisServer) -> None:
+    """Over HTTP and on the job's page, while calls of another job hold what is left."""
+    budget(house.database, "shop", 0.01)
+    settings = door_settings(house.folder, redis_server.url)
+    user = {"authorization": f"Bearer {new_key(settings, 'shop', 'read')}"}
+    first, second = (house.submit(2, name, tenant="shop") for name in ("first", "second"))
+    house.control.tick()
+    house.hot.budgets.renew("me")
+    replies = [
+        house.hot.begin([Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), MayCost(6_000, owner="me"))])[0].reply
+        for job in (first, second)
+    ]
+    assert replies == [BeginReply.GO, BeginReply.NO_ROOM]
+    with door(settings) as url:
+        waits, goes_on = (asked(f"{url}/v1/jobs/{job.job_id}", **user).content["waits_for"] for job in (second, first))
+        page = asked(f"{url}/ui/jobs/{second.job_id}", **user).body.decode()
+    assert waits.startswith("calls wait for the budget of tenant shop, 0.01 USD for jobs of 20")
+    assert goes_on is None
+    assert "Calls wait for the budget of tenant shop" in page
+
+
 def test_jobs_of_earlier_months_count_there(house: House) -> None:
     """A job belongs to the month in which it was accepted: what it spends is not missing in the next one."""
     accounts_of = TenantAccounts(house.database, house.hot.budgets)
@@ -214,6 +238,25 @@ def test_a_call_without_a_known_price_is_not_sent_for_a_tenant_with_a_budget() -
         assert may_cost(made) is None
 
 
+def test_a_line_that_names_a_dearer_model_than_its_job_reserves_what_that_costs() -> None:
+    """The job's own model is for lines that name none; one without a known price is not sent."""
+    prices = {"cheap": {"input": 0.1, "output": 0.1}, "dear": {"input": 50.0, "output": 100.0}}
+    provider = ProviderSettings.model_validate({"base_url": "http://x", "prices": prices})
+    estimates = {}
+    for model in ("cheap", "dear", "models/dear", "strange"):
+        body = b'{"model": "%s", "max_tokens": 100, "messages": []}' % model.encode()
+        made = make_attempt(body=body, settings=provider, model="cheap", prompt=None, tenant="shop")
+        made.job = replace(made.job, tenant_usd=5.0)
+        if model == "strange":
+            with pytest.raises(PricesMissing, match="'strange'"):
+                may_cost(made)
+            continue
+        call = may_cost(made)
+        assert call is not None
+        estimates[model] = call.estimate
+    assert min(estimates["dear"], estimates["models/dear"]) > 100 * estimates["cheap"]
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_the_newest_valid_key_says_what_a_tenant_may_spend(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -243,3 +286,105 @@ def test_the_newest_valid_key_says_what_a_tenant_may_spend(
     ended(JobStore(database), job)
     assert costs.besides("shop", month, ["a"]) == (700, ["a"])
     database.close()
+
+
+def test_purging_its_jobs_makes_no_room_in_a_tenants_budget(either: Database) -> None:
+    """A tenant may forget its jobs over HTTP, and what they cost is spent: at the door, and for jobs that run."""
+    jobs, costs = JobStore(either), TenantCosts(either)
+    job, other = (
+        jobs.create(NewJob(name, name, {"lane": "api", "tenant": "shop"}, {"kind": "file"}, "d", 9))[0]
+        for name in ("a", "b")
+    )
+    OutcomeStore(either, "api").settle([result(job, "1", 700), result(other, "1", 40)], [])
+    month = month_of(job.created_at)
+    for one in (job, other):
+        ended(jobs, one)
+        assert purge_job(either, one.job_id) == 1
+        purge_job(either, one.job_id)
+    assert costs.usd_of("shop", month) == 0.00074
+    assert costs.besides("shop", month, ["a"]) == (740, ["a"])
+    assert (costs.usd_of("else", month), costs.usd_of("shop", month_of(month.began - 1))) == (0, 0)
+
+
+def test_of_many_jobs_that_end_at_once_none_counts_twice(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only some leave the account in one step; the others are in it and not in the costs beside it."""
+    monkeypatch.setattr(tenant_accounts, "BASE_S", 0.0)
+    monkeypatch.setattr(tenant_accounts, "ENDED_MAX", 2)
+    seen = TenantAccounts(house.database, house.hot.budgets)
+    jobs = [house.submit(1, f"j{nth}", tenant="shop") for nth in range(6)]
+    for job in jobs:
+        house.outcomes.settle([result(job, "d0", 100)], [])
+        seen.look(job, 10**12, 1.0, spent=100)
+    for job in jobs[:5]:
+        ended(house.jobs, job)
+    name = keys.tenant_month("shop", month_of(jobs[0].created_at).name)
+    for left in (4, 2, 1):
+        assert seen.look(jobs[5], 10**12, 1.0, spent=100).tenant == (USD, 600, 0)
+        assert len(house.hot.budgets.jobs_of_tenant(name)[1]) == left
+
+
+def test_a_paused_job_does_not_hold_what_its_dead_workers_reserved(house: House) -> None:
+    """Its tenant's other jobs would wait for it for ever; nor does a call that ends after its job count twice."""
+    budget(house.database, "shop", 0.01)
+    first, second = (house.submit(2, name, tenant="shop") for name in ("first", "second"))
+    house.control.tick()
+    call, key = MayCost(6_000, owner="dead"), ItemKey(first.job_id, 1, "d0")
+    assert house.hot.begin([Begin(key, buckets_for(first), call)])[0].reply is BeginReply.GO
+    assert house.jobs.set_state(first.job_id, JobState.PAUSED, reason="by hand", expect={JobState.RUNNING})
+    for _ in range(3):
+        house.control.tick()
+    account = house.hot.budgets.seen(second.job_id)
+    assert account is not None
+    assert account.tenant == (10_000, 0, 0)
+
+
+@pytest.mark.parametrize("lost", ["", ":jobs"])
+def test_an_account_that_is_lost_in_part_counts_nothing_twice_and_forgets_nothing(house: House, lost: str) -> None:
+    """One of its two hashes may expire or be evicted without the other: the sums are then those of what is there."""
+    budget(house.database, "shop", 0.01)
+    first, second = (house.submit(2, name, tenant="shop") for name in ("first", "second"))
+    house.control.tick()
+    house.hot.budgets.renew("me")
+    call = MayCost(6_000, owner="me")
+    assert house.hot.begin([Begin(ItemKey(first.job_id, 1, "d0"), buckets_for(first), call)])[0].reply is BeginReply.GO
+    name = keys.tenant_month("shop", month_of(first.created_at).name)
+    assert house.redis.delete(name + lost) == 1
+    for _ in range(3):
+        house.control.tick()
+    account = house.hot.budgets.seen(second.job_id)
+    assert account is not None
+    assert account.tenant == (10_000, 6_000, 6_000)
+    assert 0 < house.redis.ttl(name) == house.redis.ttl(name + ":jobs")
+
+
+def test_keys_that_have_ended_make_room_for_others(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who changes keys each hour is not locked out; the last one that named a budget goes on saying it."""
+    monkeypatch.setattr(api_keys, "KEYS_MAX", 3)
+    store = ApiKeyStore(either)
+    first = budget(either, "shop", 5.0)
+    store.revoke(first)
+    made = [store.in_hands(lambda hands: hands.create(NewApiKey("k", "shop", frozenset())), "shop") for _ in range(4)]
+    assert [key is None for key in made] == [False, False, True, True]
+    assert made[1] is not None
+    store.revoke(made[1][0])
+    assert store.in_hands(lambda hands: hands.create(NewApiKey("k", "shop", frozenset())), "shop") is not None
+    assert len(store.list(["shop"])) == 3
+    assert store.get(made[1][0]) is None
+    assert TenantBudgets(either).of("shop") == store.in_hands(lambda hands: hands.budget_usd(), "shop") == 5.0
+
+
+def test_several_requests_at_once_make_no_more_keys_than_a_tenant_may_have(
+    either: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted and made in one transaction; the keys of another tenant are not waited for."""
+    monkeypatch.setattr(api_keys, "KEYS_MAX", 3)
+    store = ApiKeyStore(either)
+
+    def make(number: int) -> bool:
+        tenant = "shop" if number % 2 else "else"
+        new = NewApiKey("k", tenant, frozenset())
+        return store.in_hands(lambda hands: hands.create(new), tenant) is not None
+
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(make, range(16)))
+    assert (sum(made), len(store.list(["shop"])), len(store.list(["else"]))) == (6, 3, 3)

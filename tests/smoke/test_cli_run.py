@@ -224,7 +224,7 @@ def test_a_spent_budget_pauses_and_a_higher_one_resumes(machine: Machine) -> Non
         status, again = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "0.5"))
         assert (status, provider.stats()["requests"]) == (1, calls), again
         assert "starting" not in again
-        command = re.search(r"Raise --budget-usd above .* Resume for example with: {2}penstock (run .*)", told)
+        command = re.search(r"Raise --budget-usd to .* Resume for example with: {2}penstock (run .*)", told)
         assert command is not None, told
         assert command[1] in again
         status, told = machine.penstock(*shlex.split(command[1]))

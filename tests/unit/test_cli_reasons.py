@@ -13,13 +13,14 @@ from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel, reason_lines
 from penstock_cli.show.quota import QuotaSeen, bound, lines, troubles
 from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
-from penstock_ledger import Account, Cause, WorkerSeen
+from penstock_ledger import Account, Cause, Job, JobState, TenantAccount, WorkerSeen
 from penstock_producer.feed.served import missing_provider
 from penstock_producer.reporting.reasons import (
     CAUSE_FRESH_S,
     cause_line,
     held_budget,
     held_by_calls,
+    held_by_tenant,
     in_hooks,
     latest_cause,
     retried_by_reason,
@@ -98,6 +99,21 @@ def test_calls_that_hold_what_others_wait_for_are_told_of() -> None:
     assert held_by_calls(10.0, account._replace(lacking=None), {}) is None
     assert held_by_calls(10.0, account._replace(reserved=0), {}) is None
     assert held_by_calls(10.0, None, {}) is None
+
+
+def test_calls_that_wait_for_the_budget_of_their_tenant_are_told_of() -> None:
+    """With the month, what is spent, what happens next, and when new jobs have money again."""
+    account = Account(1_000_000, 200_000, 600_000, TenantAccount(5_000_000, 4_800_000, 900_000))
+    job = Job("j1", "j", {"tenant": "shop"}, {}, "", JobState.RUNNING, None, 1, 10, 1_764_500_000.0, None)
+    told = held_by_tenant(job, account)
+    assert told == (
+        "calls wait for the budget of tenant shop, 5 USD for jobs of 2025-11: 3.9 USD are spent, and 0.9 may be needed by calls "
+        "under way. Where these leave too little the job pauses, until a newer key of the tenant names a larger budget; new jobs "
+        "have the budget of the next month, from 2025-12-01 (UTC)"
+    )
+    assert held_by_tenant(job, account._replace(lacking=100_000)) is None
+    assert held_by_tenant(job, account._replace(lacking=None)) is None
+    assert held_by_tenant(job, account._replace(tenant=None)) is held_by_tenant(job, None) is None
 
 
 def test_only_hooks_that_take_long_are_told_of() -> None:

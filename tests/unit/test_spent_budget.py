@@ -8,12 +8,22 @@ import orjson
 import pytest
 from attempts import make_attempt
 
-from penstock_ledger import FIGURE_MAX
+from penstock_ledger import FIGURE_MAX, Job, JobState
 from penstock_producer.accepting.estimates import ANSWERS_MAX, OUTPUT_MAX, answers_asked, output_asked
 from penstock_producer.accepting.token_meter import MEDIA
-from penstock_producer.prices.spent_budget import budget_of, next_budget, spent_budget, without_command
+from penstock_producer.prices.spent_budget import (
+    budget_of,
+    next_budget,
+    next_month,
+    proposed_budget,
+    spent_budget,
+    spent_tenant_budget,
+    tenant_fix,
+    without_command,
+)
 from penstock_producer.prices.token_prices import ModelPrices
 from penstock_producer.prompts.script_tokens import by_script
+from penstock_producer.reporting.pauses import pause_lines
 from penstock_workers.item.run.may_cost import BYTES_PER_TOKEN, MEDIA_TOKENS, dearest, may_cost, prompt_bound
 from penstock_workers.item.spent import Spent
 from penstock_workers.settings import ProviderSettings
@@ -51,6 +61,25 @@ def test_a_budget_is_proposed_in_two_digits_upwards(wanted: float, said: str) ->
     assert next_budget(wanted) == said
 
 
+def test_the_reason_of_a_tenants_pause_names_the_month_and_the_command_that_helps() -> None:
+    """A new month does not help this job, and resuming by hand does not: what does is said where a person looks."""
+    said = spent_tenant_budget("shop", "2026-12", budget_usd=5.0, spent_usd=4.9, left=3, mean_usd=0.1, next_usd=0.2)
+    assert "tenant 'shop' may spend on jobs of 2026-12" in said
+    assert "new jobs have the next month's budget, from 2027-01-01 (UTC)" in said
+    assert tenant_fix(said) == "penstock keys create NAME --tenant shop --budget-usd 5.8"
+    assert tenant_fix("paused by hand: penstock keys create x") is None
+    assert (next_month("2026-01"), next_month("2026-11")) == ("2026-02-01", "2026-12-01")
+    job = Job("j1", "j", {"tenant": "shop"}, {}, "", JobState.PAUSED, said, 1, 10, 0.0, None)
+    assert pause_lines(job, "") == [f"it goes on by itself once its tenant has a larger budget:  {tenant_fix(said)}"]
+
+
+def test_the_sum_that_is_proposed_has_room_for_the_next_call() -> None:
+    """A cheap mean so far says nothing of a dear next call."""
+    said = spent_budget("j", budget_usd=0.001, spent_usd=0.0009, left=1, mean_usd=0.0001, next_usd=0.0005)
+    assert 0.0014 <= proposed_budget(said) <= 0.0016
+    assert proposed_budget("unauthorized") == proposed_budget(None) == 0.0
+
+
 def test_a_call_may_cost_what_its_dearest_tokens_cost() -> None:
     """The answer at its longest, each of its choices, and the prompt as one that is written to the prompt cache."""
     prices = {"m": {"input": 1.0, "output": 10.0, "cache_write": 2.0, "reasoning": 20.0}}
@@ -85,6 +114,15 @@ def test_every_api_says_in_its_own_way_how_many_answers_it_wants() -> None:
     assert answers_asked({"n": 2, "best_of": 5}) == 5
     assert answers_asked({"generationConfig": {"candidateCount": 3}}) == 3
     assert answers_asked([1]) == 1
+
+
+def test_no_second_field_makes_a_dear_request_look_cheap() -> None:
+    """An API passes over fields that it does not know; one call with a list of prompts pays an answer to each."""
+    assert output_asked({"max_completion_tokens": 1, "max_tokens": 9_000, "max_output_tokens": 2}) == 9_000
+    assert answers_asked({"prompt": ["a", "b", "c"], "n": 2}) == answers_asked({"prompt": [[1], [2], [3]], "n": 2}) == 6
+    assert (
+        answers_asked({"prompt": [17, 4, 99]}) == answers_asked({"prompt": "abc"}) == answers_asked({"prompt": []}) == 1
+    )
 
 
 def test_a_prompt_is_bounded_by_its_length_and_files_in_it_are_not_text() -> None:

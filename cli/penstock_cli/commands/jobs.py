@@ -21,7 +21,7 @@ WATCH_EVERY_S = 1.0
 WATCH_HINT = "Ctrl-C ends the watching; the job goes on"
 MAX_JOBS_LISTED = 1000
 MAX_KEY_CHARS = 200  # keys and ids are shown whole, to be copied into the next command
-REASON_CHARS = 500  # of what a provider said
+REASON_CHARS = 800  # of what a provider said, or of a budget with the command that helps
 
 
 def status(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +63,10 @@ def create(
         )
     if budget_usd is not None and tenant is None:
         raise UsageProblem("--budget-usd is a tenant's: give --tenant, too")
+    if budget_usd is not None and not math.isfinite(budget_usd):
+        raise UsageProblem(
+            f"--budget-usd {budget_usd}: give a number of US dollars; without the option there is no budget"
+        )
     limits = KeyLimits(requests_per_minute, concurrency, budget_usd)
     new = NewApiKey(name, tenant, _scopes(scope or list(DEFAULT_SCOPES)), _end_of(expires), limits)
     with books(state) as ledger:

@@ -16,7 +16,13 @@ from penstock_cli.run.check import asks_a_provider
 from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import KeptFigures
 from penstock_cli.watching.all_alike import advice
-from penstock_producer.prices.spent_budget import BUDGET_EXHAUSTED, budget_of, next_budget, without_command
+from penstock_producer.prices.spent_budget import (
+    BUDGET_EXHAUSTED,
+    budget_of,
+    next_budget,
+    proposed_budget,
+    without_command,
+)
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.text import argument, count
 
@@ -60,10 +66,10 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
     if not is_out_of_budget(job):
         doubt = " (with another --base-url, if that was wrong)" if "--base-url" in (job.reason or "") else ""
         return f"{message} Once that is put right, resume with{doubt}:  {this_command()}"
-    all_of_it = _for_all(report)
+    enough = _for_all(report, proposed_budget(job.reason))
     return (
-        f"{message} Raise --budget-usd above {report.cost_usd or 0.0:.4f}; all documents cost about {all_of_it} in the end. "
-        f"Resume for example with:  {this_command_with(budget_usd=all_of_it)}"
+        f"{message} Raise --budget-usd to {enough}, a little more than all documents are expected to cost in the end. "
+        f"Resume for example with:  {this_command_with(budget_usd=enough)}"
     )
 
 
@@ -80,11 +86,12 @@ def is_out_of_budget(job: Job) -> bool:
     return job.state == "paused" and (job.reason or "").startswith(BUDGET_EXHAUSTED)
 
 
-def _for_all(report: Report) -> str:
-    """A budget in USD for all documents at the mean cost so far, a tenth on top, in two significant digits upwards."""
+def _for_all(report: Report, proposed_usd: float) -> str:
+    """A budget in USD for all documents at the mean cost so far, a tenth on top, in two significant digits upwards; at least what
+    the reason of the pause proposes, which has room for the next call."""
     spent = report.cost_usd or 0.0
     mean = spent / max(1, report.succeeded)
-    return next_budget(max(spent, spent + mean * (report.total - report.finished)) * 1.1)
+    return next_budget(max(max(spent, spent + mean * (report.total - report.finished)) * 1.1, proposed_usd))
 
 
 def keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:

@@ -19,6 +19,7 @@ from penstock_producer.reporting.reasons import (
     cause_line,
     held_budget,
     held_by_calls,
+    held_by_tenant,
     in_hooks,
     latest_cause,
     retried_by_reason,
@@ -119,8 +120,9 @@ class Watch:
         found = [None if served else unserved(seen, lane)]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
         budget_usd = self.job.spec.get("budget_usd")
-        if budget_usd is not None and not packs(lane):  # there its batches say what they wait for
-            account, batches = self._books.held_by_batches(self.job)
+        account, batches = (None, {}) if packs(lane) else self._books.held_by_batches(self.job)  # there batches say it
+        found.append(held_by_tenant(self.job, account))
+        if budget_usd is not None:
             found += [held_budget(budget_usd, account, batches), held_by_calls(budget_usd, account, batches)]
         if packs(lane) and not served and (missing := missing_provider(seen, lane, provider)) is not None:
             found.append(

@@ -15,6 +15,7 @@ from starlette.requests import HTTPConnection
 __all__ = ["Proxies"]
 
 HOPS_MAX: Final = 20  # proxies in a row; a longer header is not read any further
+PREFIX_BITS: Final = 64  # of IPv6, what one customer of a network has at least
 FORWARDED: Final = "x-forwarded-for"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -27,11 +28,14 @@ class Proxies:
         self._networks = [ipaddress.ip_network(network) for network in networks]
 
     def caller_of(self, connection: HTTPConnection) -> str:
-        """The address that asks, as text; the last trusted one where the header names nothing that is an address."""
+        """The address that asks, as text, and of one of IPv6 its network, in which a caller has 2^64 of them. It is the last
+        trusted one where the header names nothing that is an address."""
         peer = connection.client.host if connection.client else ""
         found = _address(peer)
-        if not self._networks or found is None or not self._trusts(found):
+        if found is None:
             return peer
+        if not self._trusts(found):
+            return _counted(found)
         hops = ",".join(connection.headers.getlist(FORWARDED)).split(",")
         for hop in reversed(hops[-HOPS_MAX:]):
             address = _address(hop)
@@ -40,10 +44,16 @@ class Proxies:
             found = address
             if not self._trusts(address):
                 break
-        return str(found)
+        return _counted(found)
 
     def _trusts(self, address: Address) -> bool:
         return any(address in network for network in self._networks)
+
+
+def _counted(address: Address) -> str:
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.ip_network((int(address), PREFIX_BITS), strict=False))
 
 
 def _address(text: str) -> Address | None:

@@ -20,7 +20,8 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.callers.known_keys import Found
 from penstock_gateway.refused import Refused
-from penstock_ledger import Admission, DoorLimits, TenantBudgets, TenantCosts, month_of
+from penstock_ledger import Admission, DoorLimits, Month, TenantBudgets, TenantCosts, month_of
+from penstock_producer.prices.spent_budget import next_month
 
 __all__ = ["Admissions", "RenewAdmissions"]
 
@@ -88,16 +89,17 @@ class Admissions:
         budget_usd = self._budgets.get(tenant, of_key)
         if budget_usd is None:
             return
-        spent = await self._spent(tenant)
+        month = month_of(time.time())
+        spent = await self._spent(tenant, month)
         if spent >= budget_usd:
             raise Refused(
-                429, f"The budget of this month is spent: {spent:.2f} of {budget_usd:.2f} USD. The operator can make a key "
-                "with a larger one; jobs that were paused for it go on then.", code="insufficient_quota",
+                429, f"The budget of {month.name} is spent: {spent:.2f} of {budget_usd:.2f} USD. New work is accepted again from "
+                f"{next_month(month.name)} (UTC). Before that the operator can make a key with a larger budget; jobs that were "
+                "paused for it go on then.", code="insufficient_quota",
                 kind="insufficient_quota", headers={"retry-after": "3600", "x-should-retry": "false"},
             )  # fmt: skip
 
-    async def _spent(self, tenant: str) -> float:
-        month = month_of(time.time())
+    async def _spent(self, tenant: str, month: Month) -> float:
         until, dollars = self._costs.get((tenant, month.name), (0.0, 0.0))
         if time.monotonic() >= until:
             dollars = await self._backend.run(TenantCosts(self._backend.database).usd_of, tenant, month)
@@ -119,7 +121,7 @@ class RenewAdmissions:
 
 
 def _who(caller: Caller) -> str:
-    return f"tenant:{caller.tenant}" if caller.tenant is not None else f"key:{caller.key_id}"
+    return f"tenant:{caller.tenant}" if caller.tenant is not None else f"key:{caller.counted_as or caller.key_id}"
 
 
 def _limited(message: str, wait_s: float) -> Refused:

@@ -24,6 +24,7 @@ class Caller:
     tenant: str | None
     key_id: str | None
     scopes: frozenset[str]
+    counted_as: str | None = None  # where it has no tenant: the key whose requests count with its own
 
     def may_see(self, tenant: str | None) -> bool:
         """Whether what belongs to ``tenant`` is there for this caller."""

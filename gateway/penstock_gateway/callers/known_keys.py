@@ -63,7 +63,7 @@ class KnownKeys:
                 raise _no_key()
             key = of_session
         self._note_used(key.key_id)
-        return Found(Caller(key.tenant, key.key_id, key.scopes), key.limits)
+        return Found(Caller(key.tenant, key.key_id, key.scopes, key.counted_as), key.limits)
 
     async def any_made(self) -> bool:
         """Whether keys are asked for. Once that is so it stays so: revoked keys are kept."""

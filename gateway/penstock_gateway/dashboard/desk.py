@@ -21,6 +21,7 @@ from penstock_gateway.dashboard.speeds import Speeds
 from penstock_ledger import (
     REDIS_CONNECT_TIMEOUT_S,
     REDIS_TIMEOUT_S,
+    Account,
     BatchFigures,
     Cause,
     Depth,
@@ -52,8 +53,8 @@ __all__ = ["Desk", "JobSeenNow", "desk_of", "in_state_of"]
 
 T = TypeVar("T")
 
-HotJob = tuple[dict[str, int], list[WorkerSeen], Depth | None, list[Cause], QuotaSeen | None]
-_NOTHING: Final[HotJob] = ({}, [], None, [], None)
+HotJob = tuple[dict[str, int], list[WorkerSeen], Depth | None, list[Cause], QuotaSeen | None, Account | None]
+_NOTHING: Final[HotJob] = ({}, [], None, [], None, None)
 
 STATE_LEDGER: Final = "penstock.db"  # in the folder that --state names
 LANES_MAX: Final = 50  # whose queues are read for one page
@@ -73,6 +74,7 @@ class JobSeenNow:
     depth: Depth | None
     causes: Sequence[Cause]
     quota: QuotaSeen | None
+    account: Account | None  # of its budgets
     per_second: float | None  # documents lately; None: not known yet
     tokens_per_second: float | None
     redis_is_away: bool
@@ -117,10 +119,11 @@ class Desk:
         def hot(ledger: RedisLedger, client: redis.Redis) -> HotJob:
             quota = next((one for one in quotas_seen(client) if one.quota_id == provider), None)
             causes = ledger.failing.of(provider, job.job_id)
-            return ledger.stats(job.job_id), ledger.workers(), ledger.depth(queue_name(lane)), causes, quota
+            account = ledger.budgets.seen(job.job_id) if job.state is JobState.RUNNING else None
+            return ledger.stats(job.job_id), ledger.workers(), ledger.depth(queue_name(lane)), causes, quota, account
 
         found = self.asked(hot)
-        stats, workers, depth, causes, quota = found or _NOTHING
+        stats, workers, depth, causes, quota, account = found or _NOTHING
         report = gathered(self.database, job, stats=stats)
         finished, tokens = report.finished, report.prompt_tokens + report.completion_tokens
         speed = None if job.state.final else self.speeds.note(job.job_id, finished, tokens)
@@ -135,6 +138,7 @@ class Desk:
             depth=depth,
             causes=causes,
             quota=quota,
+            account=account,
             per_second=None if speed is None else speed[0],
             tokens_per_second=None if speed is None else speed[1],
             redis_is_away=found is None,

@@ -21,7 +21,14 @@ from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.origin import from_job_line, started_by_line
 from penstock_producer.reporting.pauses import pause_lines
 from penstock_producer.reporting.prices import usd_or_unknown
-from penstock_producer.reporting.reasons import cause_line, in_hooks, latest_cause, retried_line, unserved
+from penstock_producer.reporting.reasons import (
+    cause_line,
+    held_by_tenant,
+    in_hooks,
+    latest_cause,
+    retried_line,
+    unserved,
+)
 from penstock_producer.reporting.surfaces import over_http
 from penstock_producer.reporting.text import argument, count, duration, one_line, percent, rate, usd
 from penstock_producer.reporting.words import (
@@ -36,7 +43,7 @@ from penstock_producer.reporting.words import (
 
 __all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view"]
 
-REASON_CHARS: Final = 600
+REASON_CHARS: Final = 800
 REASONS_SHOWN: Final = 30
 OPTION_CHARS: Final = 2_000
 CENTS: Final = 1e-9
@@ -214,6 +221,8 @@ def _slow(seen: JobSeenNow, now: float, key: str) -> Iterator[Note]:
     if not seen.redis_is_away and (missing := unserved(seen.workers, lane)) is not None:
         text, _, command = missing.partition(": start one with  ")
         yield Note("warn", f"{text[:1].upper()}{text[1:]}: its documents wait.", "Start one:", command)
+    if not packs(lane) and (held := held_by_tenant(job, seen.account)) is not None:
+        yield Note("warn", f"{held[:1].upper()}{held[1:]}.")
     for sentence in in_hooks(seen.workers, (job.spec.get("preprocess"), job.spec.get("postprocess"))):
         yield Note("warn", sentence)
     if seen.quota is not None and not has_own_model(lane):

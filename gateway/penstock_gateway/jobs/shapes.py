@@ -129,12 +129,16 @@ class JobDetails(JobShown):
     model_config = _like(
         _JOB
         | {
+            "waits_for": None,
             "items_per_second": 4.7, "eta_s": None, "retries": 12, "rate_limited": 3, "retried_by_reason": {"http_429": 12},
             "lanes": [], "started_by": None, "source": {"kind": "s3", "uri": "s3://corpora/tickets.jsonl"},
             "spec": {"model": "gpt-x", "prompt": "Summarise: {text}"},
         }
     )  # fmt: skip
 
+    waits_for: str | None = Field(
+        description="Why calls of a running job wait: the budget of its tenant for the month."
+    )
     items_per_second: float
     eta_s: float | None = Field(description="At the rate so far; null where it is not known.")
     retries: int

@@ -11,10 +11,11 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.jobs import shapes
 from penstock_gateway.jobs.names import shown_key, shown_source, tenant_of, told_of
 from penstock_ledger import OutcomeStore
-from penstock_ledger.model import Counts, Job
+from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.reporting.account import Report
 from penstock_producer.reporting.gather import gathered
 from penstock_producer.reporting.prices import known_cost
+from penstock_producer.reporting.reasons import held_by_tenant
 
 __all__ = ["counted", "detailed", "job_shown", "remaining", "report_of"]
 
@@ -34,7 +35,10 @@ def job_shown(job: Job, counts: Counts) -> shapes.JobShown:
 
 def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     """Blocks."""
-    stats = _stats(backend, job)  # before the transaction, which Redis must not hold up
+    stats, waits_for = (
+        _stats(backend, job),
+        _waits_for(backend, job),
+    )  # before the transaction, which Redis must not hold up
     with backend.database.one_read():
         counts = OutcomeStore(backend.database).counts(job.job_id)
         report = gathered(backend.database, job, stats=stats, counts=counts)
@@ -43,6 +47,7 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     fields["usage"]["cost_usd"] = report.cost_usd
     return shapes.JobDetails(
         **fields,
+        waits_for=waits_for,
         items_per_second=rate,
         eta_s=round(left / rate, 1) if left and rate > 0 and not job.state.final else None,
         retries=report.retries,
@@ -76,6 +81,15 @@ def _stats(backend: Backend, job: Job) -> Mapping[str, int]:
         return backend.fleet.stats(job.job_id)
     except redis.RedisError:
         return {}
+
+
+def _waits_for(backend: Backend, job: Job) -> str | None:
+    if job.state is not JobState.RUNNING or tenant_of(job) is None:
+        return None
+    try:
+        return held_by_tenant(job, backend.fleet.budgets.seen(job.job_id))
+    except redis.RedisError:
+        return None
 
 
 def _fields(job: Job, counts: Counts) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import TypeVar
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.keys.shapes import NewKey
 from penstock_gateway.refused import Refused
-from penstock_ledger import SCOPES, ApiKey, ApiKeyStore, KeyLimits, NewApiKey, Whose, is_tenant_of_key
+from penstock_ledger import SCOPES, ApiKey, Hands, KeyLimits, NewApiKey, Whose, is_tenant_of_key
 
-__all__ = ["giver_of", "is_within", "keys_of_caller", "new_key"]
+__all__ = ["giver_of", "keys_of_caller", "new_key", "refuse_to_revoke", "tenant_of"]
 
 Number = TypeVar("Number", int, float)
 
@@ -21,20 +21,21 @@ def keys_of_caller(caller: Caller) -> Whose:
     return Whose(caller.tenant, every=caller.tenant is None and "admin" in caller.scopes)
 
 
-def giver_of(store: ApiKeyStore, caller: Caller) -> ApiKey | None:
+def giver_of(hands: Hands, caller: Caller) -> ApiKey | None:
     """The caller's key as it is now: one that was revoked a second ago is still let in, and must leave no other behind.
 
-    None for the operator of this machine while there is no key. Blocks. Raises Refused (401).
+    None for the operator of this machine while there is no key. Raises Refused (401).
     """
-    found = None if caller.key_id is None else store.get(caller.key_id)
-    is_first = caller.key_id is None and not store.any_made()
+    found = None if caller.key_id is None else hands.get(caller.key_id)
+    is_first = caller.key_id is None and not hands.any_made()
     if not is_first and (found is None or not found.valid(time.time())):
         raise Refused(401, "Incorrect API key provided.", code="invalid_api_key")
     return found
 
 
-def new_key(given: NewKey, giver: ApiKey | None) -> NewApiKey:
-    """The key that is asked for, with the limits and the end of its giver where it names none. Raises Refused."""
+def new_key(given: NewKey, giver: ApiKey | None, tenants_usd: float | None) -> NewApiKey:
+    """The key that is asked for, with the limits and the end of its giver where it names none, the budget aside, which stands for
+    all keys of the tenant without being named. ``tenants_usd``: that budget as it is. Raises Refused."""
     if not given.name.isprintable():
         raise Refused(400, "name: give printable characters", code="invalid_value", param="name")
     tenant = _tenant(given.tenant, giver)
@@ -46,13 +47,36 @@ def new_key(given: NewKey, giver: ApiKey | None) -> NewApiKey:
     limits = KeyLimits(
         _limit("requests_per_minute", given.requests_per_minute, own.requests_per_minute),
         _limit("concurrency", given.concurrency, own.concurrency),
-        _limit("budget_usd", given.budget_usd, own.budget_usd),
+        _budget(given.budget_usd, giver, tenants_usd),
     )
     if limits.budget_usd is not None and tenant is None:
         raise Refused(
             400, "budget_usd: a budget is a tenant's; give tenant, too", code="invalid_value", param="budget_usd"
         )
-    return NewApiKey(given.name, tenant, scopes, _end(given.expires_in_s, giver), limits)
+    made_by = None if giver is None else giver.key_id
+    counted_as = None if giver is None or giver.tenant is not None else giver.counted_as or made_by
+    return NewApiKey(given.name, tenant, scopes, _end(given.expires_in_s, giver), limits, made_by, counted_as)
+
+
+def tenant_of(given: NewKey, caller: Caller) -> str | None:
+    """Whose the key is to be, as far as the request says; ``new_key`` says whether it may."""
+    return caller.tenant if given.tenant is None else given.tenant
+
+
+def refuse_to_revoke(found: ApiKey, giver: ApiKey | None, hands: Hands) -> None:
+    """Raises Refused (403) where a key may not end another: one that may do more, or by whose end its tenant could spend more."""
+    if not is_within(found.scopes, giver):
+        raise Refused(
+            403, "this key may do more than the one that asks; another one has to revoke it", code="not_allowed"
+        )
+    if giver is None or giver.tenant is None:
+        return
+    before, after = hands.budget_usd(), hands.budget_usd(without=found.key_id)
+    if before is not None and (after or 0.0) > before:
+        raise Refused(
+            403, f"this key says what its tenant may spend in a month, {before:g} USD; without it that would be more: only the "
+            "operator may revoke it", code="not_allowed",
+        )  # fmt: skip
 
 
 def is_within(scopes: Collection[str], giver: ApiKey | None) -> bool:
@@ -73,6 +97,16 @@ def _tenant(asked: str | None, giver: ApiKey | None) -> str | None:
     if own is not None or not is_within(SCOPES, giver):
         raise _beyond("tenant", f"{asked!r} is not the tenant of this key", "leave it out")
     return asked
+
+
+def _budget(asked: float | None, giver: ApiKey | None, tenants_usd: float | None) -> float | None:
+    """The newest key of a tenant says what all of them may spend, so that no key of it names more than is said now."""
+    if asked is None or giver is None or giver.tenant is None:
+        return asked
+    if tenants_usd is not None and asked > tenants_usd:
+        why = f"{asked:g} is more than the {tenants_usd:g} that this tenant may spend in a month"
+        raise _beyond("budget_usd", why, "leave it out: that holds for all keys of the tenant")
+    return _limit("budget_usd", asked, giver.limits.budget_usd)
 
 
 def _limit(name: str, asked: Number | None, own: Number | None) -> Number | None:

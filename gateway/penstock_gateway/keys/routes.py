@@ -11,10 +11,10 @@ from starlette.responses import Response
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.jobs.cursors import decoded, encoded
-from penstock_gateway.keys.giving import giver_of, is_within, keys_of_caller, new_key
+from penstock_gateway.keys.giving import giver_of, keys_of_caller, new_key, refuse_to_revoke, tenant_of
 from penstock_gateway.keys.shapes import KeyList, KeyShown, MadeKey, NewKey, key_fields, key_shown
 from penstock_gateway.refused import Refused, not_found
-from penstock_ledger import KEYS_MAX, ApiKey, ApiKeyStore
+from penstock_ledger import KEYS_MAX, ApiKey, ApiKeyStore, Hands
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 log = logging.getLogger("penstock.gateway")
@@ -29,17 +29,25 @@ ID_MAX: Final = 64  # characters; an id has 28
 async def create_key(request: Request, response: Response, given: NewKey, caller: Keys) -> MadeKey:
     """Make a key. Its secret is in this answer and in no other.
 
-    Nothing is given that the key that asks has not itself: no further scope, no other tenant, no larger limit, no later end.
+    Nothing is given that the key that asks has not itself: no further scope, no other tenant, no larger limit, no later end, and
+    no larger budget than its tenant has now.
     Sent again, it makes another key.
     """
     backend = backend_of(request)
 
     def make() -> MadeKey:
         store = ApiKeyStore(backend.database)
-        new = new_key(given, giver_of(store, caller))
-        if store.number(new.tenant) >= KEYS_MAX:
-            raise Refused(409, f"this tenant has had {KEYS_MAX} keys, as many as one may", code="too_many_keys")
-        key_id, secret = store.create(new)
+
+        def give(hands: Hands) -> tuple[str, str]:
+            made = hands.create(new_key(given, giver_of(hands, caller), hands.budget_usd()))
+            if made is None:
+                fix = "revoke those that are not needed"
+                raise Refused(
+                    409, f"this tenant has {KEYS_MAX} valid keys, as many as one may: {fix}", code="too_many_keys"
+                )
+            return made
+
+        key_id, secret = store.in_hands(give, tenant_of(given, caller))
         log.info("key %s was made by %s", key_id, caller.key_id or "the operator of this machine")
         made = store.get(key_id)
         assert made is not None, "keys are kept when they are revoked, too"
@@ -88,18 +96,19 @@ async def retrieve_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
 async def revoke_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
     """End a key. Doors refuse it within two seconds. Safe to repeat.
 
-    A key with a scope that the key that asks has not is not revoked by it.
+    A key with a scope that the key that asks has not is not revoked by it, nor one without which its tenant could spend more.
     """
     backend = backend_of(request)
 
     def end() -> KeyShown:
         store = ApiKeyStore(backend.database)
         found = _found(store, caller, key_id)
-        if not is_within(found.scopes, giver_of(store, caller)):
-            raise Refused(
-                403, "this key may do more than the one that asks; another one has to revoke it", code="not_allowed"
-            )
-        if store.revoke(key_id):
+
+        def revoke(hands: Hands) -> bool:
+            refuse_to_revoke(found, giver_of(hands, caller), hands)
+            return hands.revoke(key_id)
+
+        if store.in_hands(revoke, found.tenant):
             log.info("key %s was revoked by %s", key_id, caller.key_id)
         return key_shown(_found(store, caller, key_id))
 

@@ -17,7 +17,8 @@ SPAN_MAX_S: Final = 100 * 366 * 86_400.0  # from now to the end of a key
 
 _KEY: Final[dict[str, Any]] = {
     "object": "api_key", "id": "key_5f0c2a9be7d14c3388f1a06b", "name": "nightly import", "tenant": "shop",
-    "scopes": ["infer", "read", "write"], "requests_per_minute": 600, "concurrency": None, "budget_usd": 50.0,
+    "made_by": "key_0d1e5b66c0a94e2f8f3b7a10", "scopes": ["infer", "read", "write"],
+    "requests_per_minute": 600, "concurrency": None, "budget_usd": 50.0,
     "created_at": 1763740800.2, "expires_at": None, "revoked_at": None, "last_used_at": 1763741012.8, "valid": True,
 }  # fmt: skip
 
@@ -31,7 +32,7 @@ def _default_scopes() -> list[Scope]:
 
 
 class NewKey(BaseModel):
-    """A key. What is left out is as the key has it that asks, where that is less than everything."""
+    """A key. What is left out is as the key has it that asks, where that is less than everything, the budget aside."""
 
     model_config = _like(
         {"name": "nightly import", "scopes": ["read", "write"], "expires_in_s": 7776000, "budget_usd": 50}
@@ -52,7 +53,10 @@ class NewKey(BaseModel):
         None, description="Requests of its tenant at once."
     )
     budget_usd: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1e12, allow_inf_nan=False)] | None = Field(
-        None, description="What jobs of its tenant may have cost in a calendar month (UTC)."
+        None,
+        description="US dollars that all jobs of its tenant together may cost that are accepted in one calendar month "
+        "(UTC). It holds for all keys of the tenant from now on; left out, what holds now stands. A key of a tenant gives no "
+        "more than that.",
     )
 
 
@@ -64,6 +68,9 @@ class KeyShown(BaseModel):
     object: Literal["api_key"] = "api_key"
     id: str
     name: str
+    made_by: str | None = Field(
+        description="The id of the key that made it; null where the operator's command line did."
+    )
     tenant: str | None
     scopes: list[str]
     requests_per_minute: int | None
@@ -100,7 +107,7 @@ def key_shown(key: ApiKey) -> KeyShown:
 
 def key_fields(key: ApiKey) -> dict[str, Any]:
     return {
-        "id": key.key_id, "name": key.name, "tenant": key.tenant, "scopes": sorted(key.scopes),
+        "id": key.key_id, "name": key.name, "made_by": key.made_by, "tenant": key.tenant, "scopes": sorted(key.scopes),
         "requests_per_minute": key.limits.requests_per_minute, "concurrency": key.limits.concurrency,
         "budget_usd": key.limits.budget_usd, "created_at": key.created_at, "expires_at": key.expires_at,
         "revoked_at": key.revoked_at, "last_used_at": key.last_used_at, "valid": key.valid(time.time()),

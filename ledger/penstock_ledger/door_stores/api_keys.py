@@ -7,12 +7,12 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import orjson
-from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, update
 
 from penstock_ledger.door_stores.whose import Whose
 from penstock_ledger.sql.database import Database
@@ -20,9 +20,11 @@ from penstock_ledger.sql.tables import api_keys
 from penstock_ledger.stored_values import json_text
 
 __all__ = [
-    "DEFAULT_SCOPES", "KEYS_MAX", "KEY_NAME_CHARS", "SCOPES", "ApiKey", "ApiKeyStore", "KeyLimits", "NewApiKey",
+    "DEFAULT_SCOPES", "KEYS_MAX", "KEY_NAME_CHARS", "SCOPES", "ApiKey", "ApiKeyStore", "Hands", "KeyLimits", "NewApiKey",
     "is_tenant_of_key", "looks_like_key",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 SCOPES: Final = ("read", "write", "infer", "keys", "admin")
 # Of a key that is made without naming any.
@@ -34,7 +36,9 @@ SECRET_PREFIX: Final = "sk-penstock-"  # noqa: S105  # as other keys of the fiel
 SECRET_BYTES: Final = 32
 _SECRET_SHAPE: Final = re.compile(re.escape(SECRET_PREFIX) + r"[A-Za-z0-9_-]{43}")
 
-KEYS_MAX: Final = 10_000  # that are shown at once, and that one tenant may have had over HTTP; more than any hands out
+KEYS_MAX: Final = 10_000
+"""That are shown at once, and that one tenant may have over HTTP; more than any hands out. Of those that have ended the oldest
+makes room for a new one: who changes its keys each hour would have none left after a year."""
 USED_EVERY_S: Final = (
     60.0  # how often the last use of a key is written: a write per request would cost more than the request
 )
@@ -56,6 +60,8 @@ class NewApiKey:
     scopes: frozenset[str]
     expires_at: float | None = None
     limits: KeyLimits = field(default_factory=KeyLimits)
+    made_by: str | None = None  # the id of the key that makes it; None: the command line does
+    counted_as: str | None = None  # the id of the key whose requests count with its own, where it has no tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,8 @@ class ApiKey:
     expires_at: float | None
     revoked_at: float | None
     last_used_at: float | None
+    made_by: str | None = None
+    counted_as: str | None = None
 
     def valid(self, now: float) -> bool:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
@@ -80,14 +88,17 @@ class ApiKeyStore:
 
     def create(self, key: NewApiKey) -> tuple[str, str]:
         """Returns its id and its secret, which is nowhere kept."""
-        key_id, secret = f"key_{secrets.token_hex(12)}", SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
-        values = {
-            "key_id": key_id, "tenant": key.tenant, "name": key.name, "digest": _digest_of(secret),
-            "scopes": ",".join(sorted(key.scopes)), "limits": json_text(asdict(key.limits)),
-            "created_at": time.time(), "expires_at": key.expires_at,
-        }  # fmt: skip
-        self._db.write(lambda connection: connection.execute(insert(api_keys).values(values)))
-        return key_id, secret
+        return self._db.write(lambda connection: _create(connection, key))
+
+    def in_hands(self, work: Callable[[Hands], T], tenant: str | None) -> T:
+        """Look at keys and change them in one transaction, while no other does for this tenant. ``work`` may run again, and uses
+        the hands only."""
+
+        def locked(connection: Connection) -> T:
+            self._db.lock(connection, f"api_keys:{tenant or ''}")
+            return work(Hands(connection, tenant))
+
+        return self._db.write(locked)
 
     def of_secret(self, secret: str) -> ApiKey | None:
         """The key with this secret, expired and revoked ones too."""
@@ -116,11 +127,6 @@ class ApiKeyStore:
             query = query.where(or_(made < after[0], and_(made == after[0], name > after[1])))
         return self._db.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
 
-    def number(self, tenant: str | None) -> int:
-        """How many keys this tenant has had, revoked ones too; None are those without a tenant."""
-        query = select(func.count()).select_from(api_keys).where(Whose(tenant).holds(api_keys.c.tenant))
-        return self._db.read(lambda connection: int(connection.execute(query).scalar_one()))
-
     def any_made(self) -> bool:
         """Whether there ever was a key: revoking the last one closes the doors, and does not open them."""
         query = select(func.count()).select_from(select(api_keys.c.key_id).limit(1).subquery())
@@ -128,12 +134,7 @@ class ApiKeyStore:
 
     def revoke(self, key_id: str) -> bool:
         """From now on; False when it was already, or never was."""
-        query = (
-            update(api_keys)
-            .where(api_keys.c.key_id == key_id, api_keys.c.revoked_at.is_(None))
-            .values(revoked_at=time.time())
-        )
-        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+        return self._db.write(lambda connection: _revoke(connection, key_id))
 
     def note_used(self, key_id: str) -> None:
         """Written where the last note is older than a minute."""
@@ -146,6 +147,70 @@ class ApiKeyStore:
         self._db.write(note)
 
 
+class Hands:
+    """The keys of one tenant (None: those without one) within a transaction."""
+
+    def __init__(self, connection: Connection, tenant: str | None) -> None:
+        self._connection = connection
+        self._its = Whose(tenant).holds(api_keys.c.tenant)
+
+    def get(self, key_id: str) -> ApiKey | None:
+        """Any key, as it is now: no one revokes it until the transaction ends."""
+        query = select(api_keys).where(api_keys.c.key_id == key_id).with_for_update()
+        row = self._connection.execute(query).one_or_none()
+        return None if row is None else _key_of(row)
+
+    def any_made(self) -> bool:
+        return self._connection.execute(select(api_keys.c.key_id).limit(1)).first() is not None
+
+    def budget_usd(self, *, without: str | None = None) -> float | None:
+        """What the keys say that the tenant may spend in a month; ``without``: as if this one were revoked."""
+        return next(iter(budget_of_keys(self._connection, self._its, without=without).values()), None)
+
+    def create(self, key: NewApiKey) -> tuple[str, str] | None:
+        """Its id and its secret. None where the tenant has KEYS_MAX keys, and all of them are valid."""
+        return _create(self._connection, key) if self._make_room() else None
+
+    def revoke(self, key_id: str) -> bool:
+        return _revoke(self._connection, key_id)
+
+    def _make_room(self) -> bool:
+        number = select(func.count()).select_from(api_keys).where(self._its)
+        if int(self._connection.execute(number).scalar_one()) < KEYS_MAX:
+            return True
+        columns = api_keys.c
+        ended = self._its, or_(columns.revoked_at.is_not(None), columns.expires_at <= time.time())
+        newest_first = columns.created_at.desc(), columns.key_id.desc()
+        with_budget = select(columns.key_id).where(*ended, names_budget()).order_by(*newest_first).limit(1)
+        says_budget = self._connection.execute(with_budget).scalar()  # it may say what the tenant may spend
+        oldest = select(columns.key_id).where(*ended, columns.key_id != (says_budget or ""))
+        found = self._connection.execute(oldest.order_by(columns.created_at, columns.key_id).limit(1)).scalar()
+        self._connection.execute(delete(api_keys).where(columns.key_id == found))
+        return found is not None
+
+
+def names_budget() -> ColumnElement[bool]:
+    return api_keys.c.limits.not_like('%"budget_usd":null%')
+
+
+def budget_of_keys(
+    connection: Connection, which: ColumnElement[bool], *, without: str | None = None
+) -> dict[str, float]:
+    """US dollars a month, by tenant: those of its newest valid key that names a budget; where none is valid any more, of the last
+    one that was made. ``without``: as if this key were revoked."""
+    columns = api_keys.c
+    query = (
+        select(columns.tenant, columns.key_id, columns.limits, columns.expires_at, columns.revoked_at)
+        .where(which, columns.tenant.is_not(None), names_budget())
+        .order_by(columns.created_at, columns.key_id)
+    )
+    found: dict[bool, dict[str, float]] = {False: {}, True: {}}  # by whether the key is valid
+    for row in connection.execute(query):
+        is_valid = row.revoked_at is None and (row.expires_at is None or time.time() < row.expires_at)
+        found[is_valid and row.key_id != without][row.tenant] = float(orjson.loads(row.limits)["budget_usd"])
+    return {**found[False], **found[True]}
+
+
 def is_tenant_of_key(text: str) -> bool:
     """Whether a key may have this tenant: 1 to 64 letters, digits and . : @ _ -, not beginning with job_."""
     return _TENANT.fullmatch(text) is not None
@@ -154,6 +219,22 @@ def is_tenant_of_key(text: str) -> bool:
 def looks_like_key(text: str) -> bool:
     """Whether it has the shape of a secret at all: nothing else is looked up."""
     return _SECRET_SHAPE.fullmatch(text) is not None
+
+
+def _create(connection: Connection, key: NewApiKey) -> tuple[str, str]:
+    key_id, secret = f"key_{secrets.token_hex(12)}", SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    values = {
+        "key_id": key_id, "tenant": key.tenant, "name": key.name, "digest": _digest_of(secret),
+        "scopes": ",".join(sorted(key.scopes)), "limits": json_text(asdict(key.limits)), "made_by": key.made_by,
+        "counted_as": key.counted_as, "created_at": time.time(), "expires_at": key.expires_at,
+    }  # fmt: skip
+    connection.execute(insert(api_keys).values(values))
+    return key_id, secret
+
+
+def _revoke(connection: Connection, key_id: str) -> bool:
+    query = update(api_keys).where(api_keys.c.key_id == key_id, api_keys.c.revoked_at.is_(None))
+    return connection.execute(query.values(revoked_at=time.time())).rowcount == 1
 
 
 def _digest_of(secret: str) -> bytes:
@@ -172,4 +253,6 @@ def _key_of(row: Row[Any]) -> ApiKey:
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
         last_used_at=row.last_used_at,
+        made_by=row.made_by,
+        counted_as=row.counted_as,
     )

@@ -12,10 +12,11 @@ from typing import Final
 import redis
 
 from penstock_ledger import keys
-from penstock_ledger.door_stores.tenant_costs import Month, TenantBudgets, TenantCosts, month_of
-from penstock_ledger.in_redis.budget_book import Account, BudgetBook, TenantSeen
+from penstock_ledger.door_stores.tenant_costs import TenantBudgets, TenantCosts
+from penstock_ledger.in_redis.budget_book import ENDED_MAX, Account, BudgetBook, TenantSeen
 from penstock_ledger.model import Job
 from penstock_ledger.sql.database import Database
+from penstock_ledger.stores.month_costs import Month, month_of
 
 __all__ = ["TenantAccounts", "tenant_of_job"]
 
@@ -70,7 +71,7 @@ class TenantAccounts:
 
     def _seen(self, job: Job, tenant: str, month: Month, name: str) -> TenantSeen:
         turn, known = self._book.jobs_of_tenant(name)
-        base, ended = self._costs.besides(tenant, month, known | {job.job_id})
+        base, ended = self._costs.besides(tenant, month, known | {job.job_id}, most=ENDED_MAX)
         return TenantSeen(turn, base, [one for one in ended if one != job.job_id])
 
 

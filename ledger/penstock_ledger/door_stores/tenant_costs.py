@@ -5,37 +5,21 @@ A job belongs to the calendar month (UTC) in which it was accepted, however long
 
 from __future__ import annotations
 
-import datetime
-import time
-from collections.abc import Collection
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
-import orjson
-from sqlalchemy import ColumnElement, Connection, Table, func, select
+from sqlalchemy import ColumnElement, Connection, select
 
+from penstock_ledger.door_stores.api_keys import budget_of_keys
 from penstock_ledger.model import JobState
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import api_keys, jobs, paid_beside, tallies
+from penstock_ledger.sql.tables import api_keys, jobs, paid_beside, purged_costs, tallies
+from penstock_ledger.stores.month_costs import Month, cost_of, sum_of
 
-__all__ = ["Month", "TenantBudgets", "TenantCosts", "month_of"]
+__all__ = ["TenantBudgets", "TenantCosts"]
 
 MICRO: Final = 1_000_000
 CHUNK: Final = 500  # job ids in one query
-_WITHOUT: Final = '%"budget_usd":null%'  # the limits of a key that names no budget
-
-
-class Month(NamedTuple):
-    name: str  # as 2026-11
-    began: float  # Unix seconds
-    ends: float  # the first moment that is not in it
-
-
-def month_of(now: float) -> Month:
-    """The calendar month in UTC that a moment (Unix seconds) lies in."""
-    day = datetime.datetime.fromtimestamp(now, datetime.UTC)
-    first = day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    after = (first + datetime.timedelta(days=32)).replace(day=1)
-    return Month(f"{first:%Y-%m}", first.timestamp(), after.timestamp())
 
 
 class TenantBudgets:
@@ -54,19 +38,7 @@ class TenantBudgets:
         return self._read(api_keys.c.tenant.is_not(None))
 
     def _read(self, which: ColumnElement[bool]) -> dict[str, float]:
-        columns = api_keys.c
-        query = (
-            select(columns.tenant, columns.limits, columns.expires_at, columns.revoked_at)
-            .where(which, columns.limits.not_like(_WITHOUT))
-            .order_by(columns.created_at, columns.key_id)
-        )
-        found: dict[bool, dict[str, float]] = {False: {}, True: {}}  # by whether the key is valid
-        for row in self._db.read(lambda connection: connection.execute(query).all()):
-            budget = orjson.loads(row.limits).get("budget_usd")
-            if budget is not None:
-                is_valid = row.revoked_at is None and (row.expires_at is None or time.time() < row.expires_at)
-                found[is_valid][row.tenant] = float(budget)
-        return {**found[False], **found[True]}
+        return self._db.read(lambda connection: budget_of_keys(connection, which))
 
 
 class TenantCosts:
@@ -74,42 +46,44 @@ class TenantCosts:
         self._db = db
 
     def usd_of(self, tenant: str, month: Month) -> float:
-        """Of jobs that were accepted in this month, and were not purged."""
+        """Of jobs that were accepted in this month, those that were purged since among them."""
         return self._db.read(lambda connection: _all(connection, tenant, month)) / MICRO
 
-    def besides(self, tenant: str, month: Month, known: Collection[str]) -> tuple[int, list[str]]:
-        """What its jobs of this month have cost, without those of ``known`` (job ids) that have not ended, in millionths of a
-        dollar; and those of ``known`` that have ended, or were purged. Never less than it was when it was asked for."""
+    def besides(
+        self, tenant: str, month: Month, known: Collection[str], *, most: int | None = None
+    ) -> tuple[int, list[str]]:
+        """Those of ``known`` (job ids) that have ended, or were purged, ``most`` at a time; and what the jobs of the month have
+        cost, in millionths of a dollar, without the others of ``known``. Never less than it was when it was asked for."""
 
         def look(connection: Connection) -> tuple[int, list[str]]:
-            names, live = sorted(known), dict[str, int]()
-            for start in range(0, len(names), CHUNK):
-                live.update(_live(connection, names[start : start + CHUNK]))
-            return _all(connection, tenant, month) - sum(live.values()), [name for name in names if name not in live]
+            names = sorted(known)
+            live = frozenset[str]().union(*(_live(connection, chunk) for chunk in _chunks(names)))
+            ended = [name for name in names if name not in live][:most]
+            others = sorted(set(names) - set(ended))
+            cost = sum(cost_of(connection, chunk) for chunk in _chunks(others))
+            return _all(connection, tenant, month) - cost, ended
 
         return self._db.read(look)
 
 
 def _all(connection: Connection, tenant: str, month: Month) -> int:
     which = (jobs.c.tenant == tenant, jobs.c.created_at >= month.began, jobs.c.created_at < month.ends)
+    purged = select(sum_of(purged_costs)).where(purged_costs.c.tenant == tenant, purged_costs.c.month == month.name)
     total = 0
     for table in (tallies, paid_beside):
-        query = select(_sum(table)).select_from(jobs.join(table, table.c.job_id == jobs.c.job_id)).where(*which)
+        query = select(sum_of(table)).select_from(jobs.join(table, table.c.job_id == jobs.c.job_id)).where(*which)
         total += int(connection.execute(query).scalar_one())
-    return total
+    return total + int(
+        connection.execute(purged).scalar_one()
+    )  # last: what is purged meanwhile counts twice, and never not
 
 
-def _live(connection: Connection, names: Collection[str]) -> dict[str, int]:
-    """Those of these jobs that have not ended, and what each has cost."""
+def _live(connection: Connection, names: Collection[str]) -> frozenset[str]:
+    """Those of these jobs that have not ended."""
     ended = [state for state in JobState if state.final]
     query = select(jobs.c.job_id).where(jobs.c.job_id.in_(names), jobs.c.state.not_in(ended))
-    found = dict.fromkeys(connection.execute(query).scalars(), 0)
-    for table in (tallies, paid_beside):
-        sums = select(table.c.job_id, _sum(table)).where(table.c.job_id.in_([*found])).group_by(table.c.job_id)
-        for job_id, cost in connection.execute(sums):
-            found[job_id] += int(cost)
-    return found
+    return frozenset(connection.execute(query).scalars())
 
 
-def _sum(table: Table) -> ColumnElement[int]:
-    return func.coalesce(func.sum(table.c.cost_microusd), 0)
+def _chunks(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (names[start : start + CHUNK] for start in range(0, len(names), CHUNK))

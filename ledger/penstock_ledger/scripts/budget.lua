@@ -25,6 +25,16 @@ end
 
 local KEPT_S = 40 * 86400 -- of a month that no job of the tenant is looked at in any more
 
+-- One of the two hashes is gone, and with it what the other says: the sums are those of the jobs that are still there.
+local function sum_up(name, jobs)
+  local held, reserved = 0, 0
+  for _, entry in ipairs(redis.call('HVALS', jobs)) do
+    local its, of_it = string.match(entry, '^(%d+) (%d+)$')
+    held, reserved = held + tonumber(its), reserved + tonumber(of_it)
+  end
+  redis.call('HSET', name, 'held', string.format('%.0f', held), 'reserved', string.format('%.0f', reserved))
+end
+
 -- Take what control knows of the tenant; false where it has to look again.
 local function see_tenant(name, limit, base, turn, ...)
   local jobs = name .. ':jobs'
@@ -35,10 +45,12 @@ local function see_tenant(name, limit, base, turn, ...)
     return false
   else
     redis.call('HSET', name, 'base', base)
+    if redis.call('HEXISTS', name, 'held') == 0 or redis.call('EXISTS', jobs) == 0 then sum_up(name, jobs) end
     for _, ended in ipairs({...}) do
       local was, was_reserved = string.match(redis.call('HGET', jobs, ended) or '', '^(%d+) (%d+)$')
       if was then
         redis.call('HDEL', jobs, ended)
+        redis.call('HDEL', ended .. ':account', 'tenant') -- a call that ends late does not bring it back
         redis.call('HINCRBY', name, 'held', string.format('%.0f', 0 - tonumber(was)))
         redis.call('HINCRBY', name, 'reserved', string.format('%.0f', 0 - tonumber(was_reserved)))
         redis.call('HINCRBY', name, 'turn', 1)
@@ -50,7 +62,6 @@ local function see_tenant(name, limit, base, turn, ...)
     redis.call('HDEL', job .. ':account', 'lacking')
   end
   redis.call('HSET', job .. ':account', 'tenant', name)
-  redis.call('EXPIRE', name, KEPT_S)
   return true
 end
 
@@ -105,7 +116,8 @@ close_accounts()
 local lacking = redis.call('HGET', job .. ':account', 'lacking') or ''
 local answer = {string.format('%.0f', account.spent), string.format('%.0f', account.reserved), lacking, tostring(done)}
 if account.tenant then
-  if redis.call('TTL', account.tenant .. ':jobs') < KEPT_S / 2 then redis.call('EXPIRE', account.tenant .. ':jobs', KEPT_S) end
+  redis.call('EXPIRE', account.tenant, KEPT_S)
+  redis.call('EXPIRE', account.tenant .. ':jobs', KEPT_S)
   local found = redis.call('HMGET', account.tenant, 'budget', 'base', 'held', 'reserved')
   answer[5] = found[1] or '0'
   answer[6] = string.format('%.0f', tonumber(found[2] or '0') + tonumber(found[3] or '0'))

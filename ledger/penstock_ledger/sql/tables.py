@@ -377,6 +377,16 @@ paid_beside = Table(
     PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
 )
 
+# What jobs of tenants have cost that were purged since: a tenant that forgets a job has spent its money none the less.
+purged_costs = Table(
+    "purged_costs",
+    metadata,
+    Column("tenant", Id, nullable=False),
+    Column("month", Id, nullable=False),  # in which the jobs were accepted, as 2026-11 (UTC)
+    Column("cost_microusd", BigInteger, nullable=False),
+    PrimaryKeyConstraint("tenant", "month", name="purged_costs_pkey"),
+)
+
 # Who may come through the HTTP doors. Of a key only the SHA-256 is here: it is shown once, when it is made.
 api_keys = Table(
     "api_keys",
@@ -384,6 +394,8 @@ api_keys = Table(
     Column("key_id", Id, primary_key=True),
     Column("tenant", Id),  # NULL: of the operator, who has no tenant
     Column("name", Words, nullable=False),
+    Column("made_by", Id),  # the key that has made it; NULL: the command line
+    Column("counted_as", Id),  # the key whose requests count with those of this one; NULL: itself
     Column("digest", LargeBinary, nullable=False),
     Column("scopes", Words, nullable=False),  # names with commas between
     Column("limits", Words, nullable=False),  # JSON: requests_per_minute, concurrency, budget_usd

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from sqlalchemy import Connection, Delete, Table, delete, select, tuple_, update
 
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import door_batches, door_files, jobs, lane_tallies, metadata, outcomes, tallies
+from penstock_ledger.stores.month_costs import keep_costs, month_of
 from penstock_ledger.stores.provenance import forget_provenance
 
 ROWS_PER_STEP: Final = 1_000  # with bodies of some kilobytes, a step writes some megabytes of journal
@@ -18,7 +20,8 @@ def purge_job(database: Database, job_id: str) -> int:
 
     The job's own row goes last, so that an interrupted purge can be repeated.
     """
-    outcomes_deleted = _empty(database, outcomes, job_id)
+    outcomes_deleted, keep_cost = _empty(database, outcomes, job_id), _keeps_cost(database, job_id)
+    database.write(keep_cost)
     for table in metadata.sorted_tables:
         if "job_id" in table.columns and table not in (outcomes, jobs, door_batches, door_files):
             _empty(database, table, job_id)
@@ -26,9 +29,19 @@ def purge_job(database: Database, job_id: str) -> int:
     database.write(lambda connection: _expire_files(connection, job_id))
     _empty(database, jobs, job_id)
     # Outcomes are inserted only where their job is. Those that came between their table's turn and the job's go now.
+    database.write(keep_cost)
     for table in (outcomes, tallies, lane_tallies):
         _empty(database, table, job_id)
     return outcomes_deleted
+
+
+def _keeps_cost(database: Database, job_id: str) -> Callable[[Connection], None]:
+    """What the job has cost stays counted for its tenant: forgetting it must not make room in the budget of the month."""
+    query = select(jobs.c.tenant, jobs.c.created_at).where(jobs.c.job_id == job_id)
+    row = database.read(lambda connection: connection.execute(query).one_or_none())
+    if row is None or row.tenant is None:
+        return lambda _: None
+    return lambda connection: keep_costs(database, connection, row.tenant, month_of(row.created_at), job_id)
 
 
 def _expire_files(connection: Connection, job_id: str) -> None:

@@ -92,22 +92,30 @@ class Measure:
 
 
 def output_asked(body: Any) -> int | None:
-    """The most tokens that a request lets its answer have; None where it does not say, or says what no answer can have."""
+    """The most tokens that a request lets its answer have; None where it does not say, or says what no answer can have.
+
+    Of several fields that say it the largest: each API reads its own, and some pass over those that they do not know."""
     if not isinstance(body, dict):
         return None
     config = body.get("generationConfig")  # where requests to Gemini say it
     found = [fields.get(name) for fields in (body, config) if isinstance(fields, dict) for name in _OUTPUT_FIELDS]
-    return next((min(most, OUTPUT_MAX) for most in found if _is_number(most)), None)
+    return max((min(most, OUTPUT_MAX) for most in found if _is_number(most)), default=None)
 
 
 def answers_asked(body: Any) -> int:
-    """How many answers a request asks for, and pays: `best_of` are written, of which `n` are shown."""
+    """How many answers a request asks for, and pays: `best_of` are written, of which `n` are shown, to each of its prompts."""
     if not isinstance(body, dict):
         return 1
     config = body.get("generationConfig")
     gemini = config.get("candidateCount") if isinstance(config, dict) else None
     wanted = (body.get("n"), body.get("best_of"), gemini)
-    return min(ANSWERS_MAX, max((number for number in wanted if _is_number(number)), default=1))
+    of_each = max((number for number in wanted if _is_number(number)), default=1)
+    return min(ANSWERS_MAX, of_each) * _prompts(body.get("prompt"))
+
+
+def _prompts(given: Any) -> int:
+    """In one request for completions; a list of numbers is the tokens of one."""
+    return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
 def _is_number(value: Any) -> TypeGuard[int]:

@@ -12,9 +12,12 @@ __all__ = [
     "budget_of",
     "is_budget_spent",
     "next_budget",
+    "next_month",
+    "proposed_budget",
     "spent_budget",
     "spent_tenant_budget",
     "tenant_budget_of",
+    "tenant_fix",
     "without_command",
 ]
 
@@ -22,6 +25,7 @@ BUDGET_EXHAUSTED: Final = "budget_exhausted"
 TENANT_BUDGET_EXHAUSTED: Final = "tenant_budget_exhausted"
 MARGIN: Final = 1.1  # on top of what all documents are expected to cost
 _RESUME: Final = ": penstock resume "
+_GIVE: Final = ": penstock keys create "
 _BUDGET: Final = re.compile(r"^budget_exhausted: \S+ USD of (\S+) are spent")
 _TENANT_BUDGET: Final = re.compile(r"^tenant_budget_exhausted: \S+ USD of the (\S+) ")
 
@@ -77,8 +81,28 @@ def spent_tenant_budget(
         most = "at most about" if mean_usd is None else "about"
         said += f"; what is left of this job costs {most} {_usd(more)} USD more"
         wanted = max(budget_usd, spent_usd + more) * MARGIN
-    fix = f"penstock keys create NAME --tenant {tenant} --budget-usd {next_budget(wanted)}"
-    return f"{said}. The job goes on by itself once the newest key of the tenant names a larger budget: {fix}"
+    said += f". This job counts in {month} until it ends; new jobs have the next month's budget, from {next_month(month)} (UTC)"
+    fix = f"{_GIVE}NAME --tenant {tenant} --budget-usd {next_budget(wanted)}"
+    return f"{said}. The job goes on by itself once the newest key of the tenant names a larger budget{fix}"
+
+
+def next_month(month: str) -> str:
+    """The first day of the month after ``month`` (as 2026-11): 2026-12-01."""
+    year, number = map(int, month.split("-"))
+    return f"{year + number // 12}-{number % 12 + 1:02}-01"
+
+
+def tenant_fix(reason: str | None) -> str | None:
+    """The command by which a job goes on that its tenant's budget has paused for this reason."""
+    _, found, rest = (reason or "").partition(_GIVE)
+    return f"{_GIVE.removeprefix(': ')}{rest}" if found and tenant_budget_of(reason) is not None else None
+
+
+def proposed_budget(reason: str | None) -> float:
+    """US dollars with which a job goes on that its own budget has paused for this reason: with less its next call may find no
+    room. 0 where the reason names none."""
+    found = re.search(rf"{_RESUME}\S+ --budget-usd (\S+)$", reason or "")
+    return 0.0 if found is None or budget_of(reason) is None else float(found[1])
 
 
 def is_budget_spent(reason: str | None) -> bool:

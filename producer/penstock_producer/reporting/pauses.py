@@ -6,6 +6,7 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
+from penstock_producer.prices.spent_budget import tenant_fix
 from penstock_producer.reporting.text import duration
 
 __all__ = ["ends_by_itself", "pause_lines"]
@@ -23,6 +24,8 @@ def pause_lines(job: Job, option: str, now: float | None = None) -> list[str]:
     """What to say of a paused job below its reason; nothing of others. ``option`` is repeated in the command shown."""
     if job.state != "paused":
         return []
+    if (fix := tenant_fix(job.reason)) is not None:  # resumed by hand it would find no room again
+        return [f"it goes on by itself once its tenant has a larger budget:  {fix}{option}"]
     command = f"penstock resume {shlex.quote(job.job_key)}{option}"
     if job.resume_at is None:
         return [f"it waits for a person: remove the reason, then:  {command}"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock_ledger import RETRIED
 from penstock_producer.feed.served import ALIVE_S
+from penstock_producer.prices.spent_budget import next_month
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.text import count, duration, one_line
 
@@ -18,6 +19,7 @@ __all__ = [
     "cause_line",
     "held_budget",
     "held_by_calls",
+    "held_by_tenant",
     "in_hooks",
     "latest_cause",
     "retried_by_reason",
@@ -140,6 +142,22 @@ def held_by_calls(budget_usd: float, account: Account | None, batches: Mapping[s
     return (
         f"calls wait for the budget of {budget_usd:g} USD: {held / MICRO:.2g} USD of it are held by calls that have begun; "
         "what a worker held that died is given back within two minutes"
+    )
+
+
+def held_by_tenant(job: Job, account: Account | None) -> str | None:
+    """That calls of a running job wait since its tenant may not spend more in the month of the job; None where they do not."""
+    tenant = None if account is None else account.tenant
+    if account is None or tenant is None or account.lacking is None:
+        return None
+    if tenant.committed + account.lacking <= tenant.budget:
+        return None
+    month = time.strftime("%Y-%m", time.gmtime(job.created_at))
+    return (
+        f"calls wait for the budget of tenant {one_line(str(job.spec.get('tenant')))}, {tenant.budget / MICRO:g} USD for jobs of "
+        f"{month}: {tenant.spent / MICRO:.2g} USD are spent, and {tenant.reserved / MICRO:.2g} may be needed by calls under way. "
+        "Where these leave too little the job pauses, until a newer key of the tenant names a larger budget; new jobs have the "
+        f"budget of the next month, from {next_month(month)} (UTC)"
     )
 
 

@@ -1,5 +1,5 @@
-"""What the HTTP doors keep: keys, files, batches, calls, webhooks; the tenant of a job, by which they search; and the
-endpoint of an outcome, where its document named another one than its job.
+"""What the HTTP doors keep: keys, files, batches, calls, webhooks, costs of purged jobs; the tenant of a job, by which they
+search; and the endpoint of an outcome, where its document named another one than its job.
 
 Processes of the release before write jobs without the column, and go on: such a job is the operator's until its row is filled in.
 """
@@ -32,6 +32,8 @@ def _keys_and_files() -> None:
         sa.Column("key_id", NAMES, primary_key=True),
         sa.Column("tenant", NAMES),
         sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("made_by", NAMES),
+        sa.Column("counted_as", NAMES),
         sa.Column("digest", sa.LargeBinary(), nullable=False),
         sa.Column("scopes", sa.Text(), nullable=False),
         sa.Column("limits", sa.Text(), nullable=False),
@@ -40,6 +42,13 @@ def _keys_and_files() -> None:
         sa.Column("revoked_at", sa.Double()),
         sa.Column("last_used_at", sa.Double()),
         sa.UniqueConstraint("digest", name="api_keys_digest"),
+    )
+    op.create_table(
+        "purged_costs",
+        sa.Column("tenant", NAMES, nullable=False),
+        sa.Column("month", NAMES, nullable=False),
+        sa.Column("cost_microusd", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant", "month", name="purged_costs_pkey"),
     )
     op.create_table(
         "door_files",
@@ -149,7 +158,9 @@ def _webhooks() -> None:
 
 
 def downgrade() -> None:
-    for table in ("webhook_deliveries", "webhook_endpoints", "door_calls", "door_batches", "door_files", "api_keys"):
+    for table in (
+        "webhook_deliveries", "webhook_endpoints", "door_calls", "door_batches", "door_files", "purged_costs", "api_keys",
+    ):  # fmt: skip
         op.drop_table(table)
     op.drop_index("jobs_tenant", "jobs")
     op.drop_column("outcomes", "endpoint")

@@ -71,6 +71,12 @@ class Accounts:
             self._limited.discard(job_id)
             self._book.lift(job_id)
 
+    def free_paused(self, job: Job) -> None:
+        """Of a paused job, whose account is not looked at: what dead workers have reserved for it would keep other jobs of its
+        tenant waiting."""
+        if self._tenants.budget_of(job) is not None:
+            self._give_back_strays(job.job_id, time.monotonic())
+
     def tried_again(self, job_id: str) -> None:
         self._book.tried_again(job_id)
 

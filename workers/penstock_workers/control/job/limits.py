@@ -121,6 +121,7 @@ class JobLimits:
 
     def go_on_if_raised(self, job: Job) -> bool:
         """Let a job go on that its tenant's budget has paused, once that is a larger one."""
+        self._accounts.free_paused(job)
         before = tenant_budget_of(job.reason)
         if before is None:
             return False

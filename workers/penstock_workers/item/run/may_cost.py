@@ -39,11 +39,14 @@ def may_cost(attempt: Attempt) -> MayCost | None:
     job, paid = attempt.job, attempt.spent.cost_microusd
     if not has_budget(job):
         return None
-    model = job.spec.model or _model_in(attempt.body)
-    prices = prices_of(job, model)
+    if has_own_model(job.spec.lane):
+        return MayCost(paid=paid)
+    model = _model_in(attempt.body) or job.spec.model  # a line may name a dearer one than its job
+    prices = job.provider.prices_of(model)
+    if prices is None and job.tenant_usd is not None:
+        raise PricesMissing(job.spec.provider, model, job.tenant_usd, job.spec.tenant)
+    prices = prices or prices_of(job, model)
     if prices is None:
-        if job.tenant_usd is not None and not has_own_model(job.spec.lane):
-            raise PricesMissing(job.spec.provider, model, job.tenant_usd, job.spec.tenant)
         return MayCost(paid=paid)
     return MayCost(*dearest(prices, attempt.body, prompt_bound(attempt.body)), paid)
 
@@ -65,10 +68,9 @@ def dearest(prices: ModelPrices, body: bytes, tokens_in: int, *, in_batch: bool 
 
 
 def _model_in(body: bytes) -> str | None:
-    """Of a request in a job that names no model."""
     found = orjson.loads(body)
     model = found.get("model") if isinstance(found, dict) else None
-    return model if isinstance(model, str) else None
+    return model.removeprefix("models/") if isinstance(model, str) else None  # as requests to Gemini may have it
 
 
 def prompt_bound(body: bytes) -> int:
