@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.api_keys import SCOPES as SCOPES
     from penstock_ledger.door_stores.api_keys import ApiKey as ApiKey
     from penstock_ledger.door_stores.api_keys import ApiKeyStore as ApiKeyStore
-    from penstock_ledger.door_stores.api_keys import Hands as Hands
     from penstock_ledger.door_stores.api_keys import KeyLimits as KeyLimits
+    from penstock_ledger.door_stores.api_keys import LockedKeys as LockedKeys
     from penstock_ledger.door_stores.api_keys import NewApiKey as NewApiKey
     from penstock_ledger.door_stores.api_keys import is_tenant_of_key as is_tenant_of_key
     from penstock_ledger.door_stores.api_keys import looks_like_key as looks_like_key
@@ -201,8 +201,8 @@ else:
         __name__,
         {
             "penstock_ledger.door_stores.api_keys": (
-                "ApiKey ApiKeyStore DEFAULT_SCOPES Hands KEYS_MAX KEY_NAME_CHARS KeyLimits NewApiKey SCOPES is_tenant_of_key "
-                "looks_like_key"
+                "ApiKey ApiKeyStore DEFAULT_SCOPES KEYS_MAX KEY_NAME_CHARS KeyLimits LockedKeys NewApiKey SCOPES "
+                "is_tenant_of_key looks_like_key"
             ),
             "penstock_ledger.door_stores.batches": (
                 "BatchPage BatchesAsked DoorBatch DoorBatchState DoorBatchStore LeasedBatch NewDoorBatch"

@@ -363,14 +363,17 @@ def test_keys_that_have_ended_make_room_for_others(either: Database, monkeypatch
     store = ApiKeyStore(either)
     first = budget(either, "shop", 5.0)
     store.revoke(first)
-    made = [store.in_hands(lambda hands: hands.create(NewApiKey("k", "shop", frozenset())), "shop") for _ in range(4)]
+    made = [
+        store.under_lock(lambda keys_now: keys_now.create(NewApiKey("k", "shop", frozenset())), "shop")
+        for _ in range(4)
+    ]
     assert [key is None for key in made] == [False, False, True, True]
     assert made[1] is not None
     store.revoke(made[1][0])
-    assert store.in_hands(lambda hands: hands.create(NewApiKey("k", "shop", frozenset())), "shop") is not None
+    assert store.under_lock(lambda keys_now: keys_now.create(NewApiKey("k", "shop", frozenset())), "shop") is not None
     assert len(store.list(["shop"])) == 3
     assert store.get(made[1][0]) is None
-    assert TenantBudgets(either).of("shop") == store.in_hands(lambda hands: hands.budget_usd(), "shop") == 5.0
+    assert TenantBudgets(either).of("shop") == store.under_lock(lambda keys_now: keys_now.budget_usd(), "shop") == 5.0
 
 
 def test_several_requests_at_once_make_no_more_keys_than_a_tenant_may_have(
@@ -383,7 +386,7 @@ def test_several_requests_at_once_make_no_more_keys_than_a_tenant_may_have(
     def make(number: int) -> bool:
         tenant = "shop" if number % 2 else "else"
         new = NewApiKey("k", tenant, frozenset())
-        return store.in_hands(lambda hands: hands.create(new), tenant) is not None
+        return store.under_lock(lambda keys_now: keys_now.create(new), tenant) is not None
 
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(make, range(16)))

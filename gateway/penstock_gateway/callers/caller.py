@@ -26,6 +26,11 @@ class Caller:
     scopes: frozenset[str]
     counted_as: str | None = None  # where it has no tenant: the key whose requests count with its own
 
+    @property
+    def is_operator(self) -> bool:
+        """By a key without a tenant, or with the scope `admin`."""
+        return self.tenant is None or "admin" in self.scopes
+
     def may_see(self, tenant: str | None) -> bool:
         """Whether what belongs to ``tenant`` is there for this caller."""
         return "admin" in self.scopes or self.tenant == tenant

@@ -100,7 +100,10 @@ async def purge(
     job: str,
     caller: Writer,
     leave_batches: Annotated[
-        bool, Query(description="Forget batches that still run at a provider, too, which charges for them.")
+        bool,
+        Query(
+            description="For the operator: forget batches that still run at a provider, too, which charges for them."
+        ),
     ] = False,
 ) -> Purged:
     """Delete a job that has ended: its results and dead letters. Files that batches wrote of it go, too; uploaded ones stay.
@@ -112,7 +115,7 @@ async def purge(
 
     def forget() -> Purged:
         found = find_job(backend, caller, job)
-        _check_purge(backend, found, leave_batches=leave_batches)
+        _check_purge(backend, caller, found, leave_batches=leave_batches)
         purged = Purged(id=found.job_id, job=shown_key(found), outcomes=purge_job(backend.database, found.job_id))
         try:
             backend.fleet.forget(found.job_id)
@@ -124,7 +127,7 @@ async def purge(
         return await backend.run(forget)
 
 
-def _check_purge(backend: Backend, job: Job, *, leave_batches: bool) -> None:
+def _check_purge(backend: Backend, caller: Caller, job: Job, *, leave_batches: bool) -> None:
     if not job.state.final:
         fix = "wait until it has ended" if job.state is JobState.CANCELLING else "cancel it first"
         raise Refused(409, f"the job is {job.state}; only one that has ended can be purged: {fix}", code="job_state")
@@ -134,10 +137,11 @@ def _check_purge(backend: Backend, job: Job, *, leave_batches: bool) -> None:
         raise Refused(409, message, code="job_needed")
     sums = ProviderBatchStore(backend.database).sums(job.job_id)
     open_ones = sum(one.batches for one in sums if one.state != BatchState.SETTLED)
-    if open_ones and not leave_batches:
+    if open_ones and not (leave_batches and caller.is_operator):  # what they cost would count for no tenant
         raise Refused(
             409, f"{open_ones} of its batches at a provider are not settled; a worker of its lane cancels them there and ends "
-            "them. Wait for it, or forget them with leave_batches=true and cancel them at the provider", code="open_batches",
+            "them. Wait for it, or let the operator forget them with leave_batches=true and cancel them at the provider",
+            code="open_batches",
         )  # fmt: skip
 
 

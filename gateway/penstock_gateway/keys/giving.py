@@ -9,7 +9,7 @@ from typing import TypeVar
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.keys.shapes import NewKey
 from penstock_gateway.refused import Refused
-from penstock_ledger import SCOPES, ApiKey, Hands, KeyLimits, NewApiKey, Whose, is_tenant_of_key
+from penstock_ledger import SCOPES, ApiKey, KeyLimits, LockedKeys, NewApiKey, Whose, is_tenant_of_key
 
 __all__ = ["giver_of", "keys_of_caller", "new_key", "refuse_to_revoke", "tenant_of"]
 
@@ -21,13 +21,13 @@ def keys_of_caller(caller: Caller) -> Whose:
     return Whose(caller.tenant, every=caller.tenant is None and "admin" in caller.scopes)
 
 
-def giver_of(hands: Hands, caller: Caller) -> ApiKey | None:
+def giver_of(keys_now: LockedKeys, caller: Caller) -> ApiKey | None:
     """The caller's key as it is now: one that was revoked a second ago is still let in, and must leave no other behind.
 
     None for the operator of this machine while there is no key. Raises Refused (401).
     """
-    found = None if caller.key_id is None else hands.get(caller.key_id)
-    is_first = caller.key_id is None and not hands.any_made()
+    found = None if caller.key_id is None else keys_now.get(caller.key_id)
+    is_first = caller.key_id is None and not keys_now.any_made()
     if not is_first and (found is None or not found.valid(time.time())):
         raise Refused(401, "Incorrect API key provided.", code="invalid_api_key")
     return found
@@ -63,7 +63,7 @@ def tenant_of(given: NewKey, caller: Caller) -> str | None:
     return caller.tenant if given.tenant is None else given.tenant
 
 
-def refuse_to_revoke(found: ApiKey, giver: ApiKey | None, hands: Hands) -> None:
+def refuse_to_revoke(found: ApiKey, giver: ApiKey | None, keys_now: LockedKeys) -> None:
     """Raises Refused (403) where a key may not end another: one that may do more, or by whose end its tenant could spend more."""
     if not is_within(found.scopes, giver):
         raise Refused(
@@ -71,7 +71,7 @@ def refuse_to_revoke(found: ApiKey, giver: ApiKey | None, hands: Hands) -> None:
         )
     if giver is None or giver.tenant is None:
         return
-    before, after = hands.budget_usd(), hands.budget_usd(without=found.key_id)
+    before, after = keys_now.budget_usd(), keys_now.budget_usd(without=found.key_id)
     if before is not None and (after or 0.0) > before:
         raise Refused(
             403, f"this key says what its tenant may spend in a month, {before:g} USD; without it that would be more: only the "

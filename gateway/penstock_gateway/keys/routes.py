@@ -14,7 +14,7 @@ from penstock_gateway.jobs.cursors import decoded, encoded
 from penstock_gateway.keys.giving import giver_of, keys_of_caller, new_key, refuse_to_revoke, tenant_of
 from penstock_gateway.keys.shapes import KeyList, KeyShown, MadeKey, NewKey, key_fields, key_shown
 from penstock_gateway.refused import Refused, not_found
-from penstock_ledger import KEYS_MAX, ApiKey, ApiKeyStore, Hands
+from penstock_ledger import KEYS_MAX, ApiKey, ApiKeyStore, LockedKeys
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 log = logging.getLogger("penstock.gateway")
@@ -38,8 +38,8 @@ async def create_key(request: Request, response: Response, given: NewKey, caller
     def make() -> MadeKey:
         store = ApiKeyStore(backend.database)
 
-        def give(hands: Hands) -> tuple[str, str]:
-            made = hands.create(new_key(given, giver_of(hands, caller), hands.budget_usd()))
+        def give(keys_now: LockedKeys) -> tuple[str, str]:
+            made = keys_now.create(new_key(given, giver_of(keys_now, caller), keys_now.budget_usd()))
             if made is None:
                 fix = "revoke those that are not needed"
                 raise Refused(
@@ -47,7 +47,7 @@ async def create_key(request: Request, response: Response, given: NewKey, caller
                 )
             return made
 
-        key_id, secret = store.in_hands(give, tenant_of(given, caller))
+        key_id, secret = store.under_lock(give, tenant_of(given, caller))
         log.info("key %s was made by %s", key_id, caller.key_id or "the operator of this machine")
         made = store.get(key_id)
         assert made is not None, "keys are kept when they are revoked, too"
@@ -104,11 +104,11 @@ async def revoke_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
         store = ApiKeyStore(backend.database)
         found = _found(store, caller, key_id)
 
-        def revoke(hands: Hands) -> bool:
-            refuse_to_revoke(found, giver_of(hands, caller), hands)
-            return hands.revoke(key_id)
+        def revoke(keys_now: LockedKeys) -> bool:
+            refuse_to_revoke(found, giver_of(keys_now, caller), keys_now)
+            return keys_now.revoke(key_id)
 
-        if store.in_hands(revoke, found.tenant):
+        if store.under_lock(revoke, found.tenant):
             log.info("key %s was revoked by %s", key_id, caller.key_id)
         return key_shown(_found(store, caller, key_id))
 

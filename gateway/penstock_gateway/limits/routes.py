@@ -33,17 +33,16 @@ async def list_limits(request: Request, caller: Reader) -> QuotaList:
 
 
 def _seen(backend: Backend, caller: Caller) -> QuotaList:
-    is_operator = caller.tenant is None or "admin" in caller.scopes
-    allowed = None if is_operator else backend.settings.doors.providers
+    allowed = None if caller.is_operator else backend.settings.doors.providers
     try:
         found = [one for one in quotas_seen(backend.blocking_redis) if allowed is None or one.quota_id in allowed]
-        causes = {one.quota_id: backend.fleet.failing.of(one.quota_id) for one in found} if is_operator else {}
+        causes = {one.quota_id: backend.fleet.failing.of(one.quota_id) for one in found} if caller.is_operator else {}
     except redis.RedisError:
         raise Refused(
             503, "Redis, which has the quotas, does not answer; try again", code="service_unavailable",
             headers={"retry-after": "5"},
         ) from None  # fmt: skip
-    return QuotaList(data=[_shown(one, causes.get(one.quota_id) if is_operator else None) for one in found])
+    return QuotaList(data=[_shown(one, causes.get(one.quota_id) if caller.is_operator else None) for one in found])
 
 
 def _shown(one: QuotaSeen, causes: Sequence[Cause] | None) -> QuotaShown:

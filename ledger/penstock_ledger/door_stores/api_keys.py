@@ -20,8 +20,17 @@ from penstock_ledger.sql.tables import api_keys
 from penstock_ledger.stored_values import json_text
 
 __all__ = [
-    "DEFAULT_SCOPES", "KEYS_MAX", "KEY_NAME_CHARS", "SCOPES", "ApiKey", "ApiKeyStore", "Hands", "KeyLimits", "NewApiKey",
-    "is_tenant_of_key", "looks_like_key",
+    "DEFAULT_SCOPES",
+    "KEYS_MAX",
+    "KEY_NAME_CHARS",
+    "SCOPES",
+    "ApiKey",
+    "ApiKeyStore",
+    "KeyLimits",
+    "LockedKeys",
+    "NewApiKey",
+    "is_tenant_of_key",
+    "looks_like_key",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -90,13 +99,13 @@ class ApiKeyStore:
         """Returns its id and its secret, which is nowhere kept."""
         return self._db.write(lambda connection: _create(connection, key))
 
-    def in_hands(self, work: Callable[[Hands], T], tenant: str | None) -> T:
+    def under_lock(self, work: Callable[[LockedKeys], T], tenant: str | None) -> T:
         """Look at keys and change them in one transaction, while no other does for this tenant. ``work`` may run again, and uses
-        the hands only."""
+        what it is given only."""
 
         def locked(connection: Connection) -> T:
             self._db.lock(connection, f"api_keys:{tenant or ''}")
-            return work(Hands(connection, tenant))
+            return work(LockedKeys(connection, tenant))
 
         return self._db.write(locked)
 
@@ -147,7 +156,7 @@ class ApiKeyStore:
         self._db.write(note)
 
 
-class Hands:
+class LockedKeys:
     """The keys of one tenant (None: those without one) within a transaction."""
 
     def __init__(self, connection: Connection, tenant: str | None) -> None:
