@@ -10,13 +10,15 @@ from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.main import command_line
+from penstock_cli.plan.extrapolated import sample_says
 from penstock_cli.plan.lanes import hour_from
 from penstock_cli.plan.measured_job import measured_job
 from penstock_cli.plan.picture import documents_of
+from penstock_cli.run.sample import deciding_options
 from penstock_ledger import JobStore, OutcomeStore, open_database
 from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Result
 from penstock_producer.job.spec import JobSpec
-from penstock_workers.settings import CostSettings
+from penstock_workers.settings import CostSettings, WorkerSettings
 
 TYPED = ["plan", "--tokens-in", "400", "--tokens-out", "100", "--model", "gpt-5-mini"]
 
@@ -131,6 +133,34 @@ def test_a_job_that_moved_gives_the_figures_of_each_lane(folder: Path) -> None:
         "api": (40, 0.5),
     }
     assert found.main.lane == "batch"
+
+
+def test_a_sample_that_two_lanes_have_answered_says_of_each_what_all_would_cost_there(folder: Path) -> None:
+    """By the documents that were answered in it alone: half the price of the batches is not mixed into the calls'."""
+    (folder / "state" / "samples").mkdir(parents=True)
+    database = open_database(f"sqlite:///{folder}/state/penstock.db")
+    database.migrate()
+    spec = JobSpec(prompt="{text}", model="m", lane="batch", lanes=["batch", "api"])
+    name = "all-sample-12345678"
+    JobStore(database).create(NewJob("j1", name, spec.to_json(), {"kind": "file", "uri": "docs.jsonl"}, "d", 100))
+    for lane, numbers, cost in (("batch", range(60), 250), ("api", range(60, 100), 500)):
+        keys = [ItemKey("j1", 1, f"d{number}") for number in numbers]
+        results = [Result(key, 200, b"{}", None, "m", "stop", 300, 40, cost, 500, 1, 1) for key in keys]
+        OutcomeStore(database, lane).settle(results, [])
+    database.close()
+    sizes = {f"d{number}": 1_000 for number in range(100)}
+    options = json.loads(json.dumps(deciding_options(spec)))
+    record = {"job": "all", "options": options, "documents": 10_000, "size": 10_000_000, "sizes": sizes}
+    (folder / "state" / "samples" / f"{name}.json").write_text(json.dumps(record))
+    said = sample_says(folder / "state", "all", spec, WorkerSettings(), 2, 50)
+    assert said[0] == "all 10,000 documents, as a random sample of 100 has them, with 90% intervals:"
+    costs = [line.split(maxsplit=1)[1] for line in said if line.startswith("  cost")]
+    assert costs == [
+        "about $2.50 ($2.50 to $2.50) in batch, by the 60 documents answered there",
+        "about $5.00 ($5.00 to $5.00) in api, by the 40 documents answered there",
+    ]
+    times = [line for line in said if line.startswith("  time")]
+    assert [line.rpartition(" in ")[2].partition(",")[0] for line in times] == ["batch", "api"]
 
 
 def test_a_job_without_an_answer_measures_nothing(folder: Path) -> None:

@@ -48,7 +48,7 @@ def sampled(
     from penstock_producer.sources import open_source
 
     found = _surveyed(request.source, spec, settings)
-    given = json.dumps([_options(spec), content_of(found.pin), number], sort_keys=True, default=str)
+    given = json.dumps([deciding_options(spec), content_of(found.pin), number], sort_keys=True, default=str)
     digest = hashlib.sha256(given.encode()).hexdigest()
     documents = list(drawn(open_source(request.source, spec, settings), found, number, seed=digest))
     name = f"sample-{digest[:8]}"
@@ -60,7 +60,7 @@ def sampled(
         source.write_bytes(b"".join(input_line(one.doc_id, one.body, spec.endpoint) for one in documents))
     record = {
         "job": request.job_key,
-        "options": _options(spec),
+        "options": deciding_options(spec),
         "positions": {document.doc_id: document.position for document in documents},
         "sizes": {document.doc_id: len(document.body) for document in documents},
         "documents": found.total - len(found.refused),
@@ -90,7 +90,7 @@ def take_over(ledger: Books, job: Job, state: StateFolder, source: str, spec: Jo
     taken: dict[str, tuple[str, Result]] = {}  # with the lane of its sample
     for path in sorted((state.root / _FOLDER).glob("*.json")):
         record = json.loads(path.read_bytes())
-        if record["job"] == job.job_key and record["options"] == _options(spec):
+        if record["job"] == job.job_key and record["options"] == deciding_options(spec):
             found = _results(ledger, path, source, spec, record["positions"])
             taken |= {result.key.doc_id: (lane, result) for lane, result in found}
     for lane in {lane for lane, _ in taken.values()}:
@@ -113,7 +113,7 @@ def latest_record(state: Path, job_key: str, spec: JobSpec) -> SampleRecord | No
     places = sorted((state / _FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in places:
         record = json.loads(path.read_bytes())
-        if record["job"] == job_key and record["options"] == _options(spec) and "sizes" in record:
+        if record["job"] == job_key and record["options"] == deciding_options(spec) and "sizes" in record:
             return SampleRecord(path.stem, record["documents"], record["size"], record["sizes"])
     return None
 
@@ -159,5 +159,5 @@ def _surveyed(source: str, spec: JobSpec, settings: ProducerSettings) -> Survey:
     return found
 
 
-def _options(spec: JobSpec) -> dict[str, Any]:
+def deciding_options(spec: JobSpec) -> dict[str, Any]:
     return {name: value for name, value in spec.to_json().items() if name not in _MAY_DIFFER}
