@@ -106,6 +106,17 @@ def test_each_line_of_a_real_time_job_goes_to_its_url(tmp_path: Path) -> None:
         letter = json.loads(fleet.penstock("dlq", "show", job.job_id, "c", "--json"))
         assert letter["reason"] == "invalid_url"
         assert EMBEDDINGS in letter["last_error"]
+        fleet.provider.tell(poison_rate=1.0)
+        failed = fleet.producer.submit(source, {"lane": "api", "max_bad_rows": 1}, job_key="failed")
+        fleet.wait_for(failed, JobState.COMPLETED, 60)
+        assert fleet.producer.status(failed.job_id).counts.dead == 7
+        fleet.provider.tell(poison_rate=0.0)
+        assert fleet.producer.replay(failed.job_id, doc_ids=[*"abdefg"]) == 6
+        fleet.wait_for(failed, JobState.COMPLETED, 60)
+        assert endpoints(fleet.producer, failed) == NAMED
+        again = outcome(fleet.producer, failed, "g")
+        assert isinstance(again, Result)
+        assert (again.key.generation, again.endpoint, json.loads(again.body)["object"]) == (2, EMBEDDINGS, "list")
 
 
 @pytest.mark.parametrize(("lane", "doc"), [("embed", "a"), ("gpu", "c")])
