@@ -7,6 +7,7 @@ turns with a server that answers as many bytes and does nothing else; the job is
 
 from __future__ import annotations
 
+import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -42,6 +43,9 @@ CALLERS = (1, 8)
 CALLS, ROUNDS = 400, 5  # status calls of a round, by all callers together
 QUICK_CALLS, QUICK_ROUNDS = 80, 2
 LOOK_S = 0.001
+CONTROL_S = (
+    0.2  # between its looks for new jobs: each is created at any moment of that, not at one that the job before decides
+)
 CLAIM_S, END_S, START_S = (
     60.0,
     120.0,
@@ -95,11 +99,13 @@ class Claims:
                 job_id = producer.submit(self._path, {}).job_id
                 return lambda: producer.status(job_id).job.state.final
 
+            moments = random.Random(1)
             for _ in range(times):
                 for kind, create in ((BATCH, self._batch), (JOB, self._job), (PRODUCER, submitted)):
                     self._wait(
                         lambda: not self._claimed(), END_S, "documents of the job before are still with a worker"
                     )
+                    time.sleep(moments.uniform(0.0, CONTROL_S))
                     spent, began = usage(self._pid).cpu_s, time.perf_counter()
                     is_over = create()
                     self._wait(self._claimed, CLAIM_S, f"no worker has claimed a document of {kind}")
