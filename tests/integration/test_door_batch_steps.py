@@ -116,6 +116,17 @@ def one_round(backend: Backend, mortal: Mortal) -> None:
         mortal.step(backend, leased)
 
 
+def test_tenants_take_turns_however_many_batches_one_has(store: DoorBatchStore) -> None:
+    """A tenant's first batch waits for one of another's, not for all that were created before it; a step under way counts."""
+    for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b"), ("o1", None)):
+        store.add(NewDoorBatch(name, "openai", tenant, "/v1/chat/completions", "file-1", 3600.0))
+    assert store.due(10) == ["a1", "b1", "o1", "a2", "b2", "a3"]
+    assert store.lease("a1", "door", 60.0) is not None
+    assert store.due(10) == ["b1", "o1", "a2", "b2", "a3"]
+    assert store.lease("b1", "door", 60.0) is not None
+    assert store.due(2) == ["o1", "a2"]
+
+
 def steps_until(backend: Backend, batch_id: str, fleet: Callable[[Job], None], mortal: Mortal) -> DoorBatch:
     """Bring a batch to its end, in processes that may be killed; ``fleet`` plays what becomes of its job."""
     for _ in range(50):

@@ -235,17 +235,30 @@ class DoorBatchStore:
     # -- steps, under a lease ----------------------------------------------------------------------------------------
 
     def due(self, limit: int) -> list[str]:
-        """Batches with a step to do and without a lease, the oldest first."""
+        """Batches with a step to do and without a lease, tenants in turn: first of those for whom no step is under way, and of each
+        the oldest. So the batches of one tenant wait for one of another's, not for all."""
+        columns, of_tenant = door_batches.c, func.coalesce(door_batches.c.tenant, "")
 
         def look(connection: Connection) -> list[str]:
             now = self._db.now(connection)
-            query = (
-                select(door_batches.c.batch_id)
-                .select_from(door_batches.outerjoin(jobs, door_batches.c.job_id == jobs.c.job_id))
-                .where(door_batches.c.state.in_(map(str, _LIVE)), _has_step(now), _is_free(now))
-                .order_by(door_batches.c.created_at, door_batches.c.batch_id)
-                .limit(limit)
+            is_live = columns.state.in_(map(str, _LIVE))
+            held = (
+                select(of_tenant.label("tenant"), func.count().label("number"))
+                .where(is_live, columns.lease_until > now)
+                .group_by(of_tenant)
+                .subquery()
             )
+            nth = func.row_number().over(partition_by=of_tenant, order_by=(columns.created_at, columns.batch_id))
+            query = (
+                select(columns.batch_id)
+                .select_from(
+                    door_batches.outerjoin(jobs, columns.job_id == jobs.c.job_id)
+                    .outerjoin(held, held.c.tenant == of_tenant)
+                )
+                .where(is_live, _has_step(now), _is_free(now))
+                .order_by(nth + func.coalesce(held.c.number, 0), columns.created_at, columns.batch_id)
+                .limit(limit)
+            )  # fmt: skip
             return list(connection.execute(query).scalars())
 
         return self._db.read(look)
