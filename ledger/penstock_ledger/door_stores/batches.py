@@ -235,8 +235,8 @@ class DoorBatchStore:
     # -- steps, under a lease ----------------------------------------------------------------------------------------
 
     def due(self, limit: int) -> list[str]:
-        """Batches with a step to do and without a lease, tenants in turn: first of those for whom no step is under way, and of each
-        the oldest. So the batches of one tenant wait for one of another's, not for all."""
+        """Batches with a step to do and without a lease, tenants in turn: first of those for whom no step is under way, and of
+        each the oldest. So the batches of one tenant wait for one of another's, not for all."""
         columns, of_tenant = door_batches.c, func.coalesce(door_batches.c.tenant, "")
 
         def look(connection: Connection) -> list[str]:
