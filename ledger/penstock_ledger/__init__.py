@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.api_keys import NewApiKey as NewApiKey
     from penstock_ledger.door_stores.api_keys import is_tenant_of_key as is_tenant_of_key
     from penstock_ledger.door_stores.api_keys import looks_like_key as looks_like_key
-    from penstock_ledger.door_stores.batches import BatchesAsked as BatchesAsked
-    from penstock_ledger.door_stores.batches import BatchPage as BatchPage
-    from penstock_ledger.door_stores.batches import DoorBatch as DoorBatch
-    from penstock_ledger.door_stores.batches import DoorBatchState as DoorBatchState
     from penstock_ledger.door_stores.batches import DoorBatchStore as DoorBatchStore
-    from penstock_ledger.door_stores.batches import LeasedBatch as LeasedBatch
-    from penstock_ledger.door_stores.batches import NewDoorBatch as NewDoorBatch
+    from penstock_ledger.door_stores.door_batch import BatchesAsked as BatchesAsked
+    from penstock_ledger.door_stores.door_batch import BatchPage as BatchPage
+    from penstock_ledger.door_stores.door_batch import DoorBatch as DoorBatch
+    from penstock_ledger.door_stores.door_batch import DoorBatchState as DoorBatchState
+    from penstock_ledger.door_stores.door_batch import LeasedBatch as LeasedBatch
+    from penstock_ledger.door_stores.door_batch import NewDoorBatch as NewDoorBatch
     from penstock_ledger.door_stores.door_calls import CallClaim as CallClaim
     from penstock_ledger.door_stores.door_calls import DoorCall as DoorCall
     from penstock_ledger.door_stores.door_calls import DoorCallStore as DoorCallStore
@@ -204,9 +204,8 @@ else:
                 "ApiKey ApiKeyStore DEFAULT_SCOPES KEYS_MAX KEY_NAME_CHARS KeyLimits LockedKeys NewApiKey SCOPES "
                 "is_tenant_of_key looks_like_key"
             ),
-            "penstock_ledger.door_stores.batches": (
-                "BatchPage BatchesAsked DoorBatch DoorBatchState DoorBatchStore LeasedBatch NewDoorBatch"
-            ),
+            "penstock_ledger.door_stores.batches": "DoorBatchStore",
+            "penstock_ledger.door_stores.door_batch": "BatchPage BatchesAsked DoorBatch DoorBatchState LeasedBatch NewDoorBatch",
             "penstock_ledger.door_stores.door_calls": "CallClaim DoorCall DoorCallStore PushedCall",
             "penstock_ledger.door_stores.events": "EVERY_EVENT note_event",
             "penstock_ledger.door_stores.files": "DoorFile DoorFiles FileDetails",
