@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import sqlite3
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import util
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from sqlalchemy import (
     URL,
@@ -27,18 +25,17 @@ from sqlalchemy import (
     Engine,
     Table,
     cast,
-    create_engine,
-    event,
     literal_column,
     make_url,
     select,
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew, TablesInUse
 from penstock_ledger.sql import fresh
+from penstock_ledger.sql.driver_errors import LOCK_NOT_AVAILABLE, is_away, is_missing_table, sqlstate, worth_repeating
 from penstock_ledger.sql.postgres import (
     COUNT_CONNECTIONS,
     MIGRATION_LOCK_S,
@@ -49,26 +46,13 @@ from penstock_ledger.sql.postgres import (
     open_engine,
     wait_for_other_migrations,
 )
-from penstock_ledger.sql.sqlite_lock import WriteLock, is_busy
+from penstock_ledger.sql.sqlite_file import WRITES, checked_sqlite, open_sqlite
 from penstock_ledger.sql.tables import HEAD, metadata
 
 T = TypeVar("T")
 
-CACHE_KIB: Final = 32 * 1024  # per connection, so that the index pages of a million rows stay in memory
-CHECKPOINT_PAGES: Final = 8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
 WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
 RETRY_BASE_S: Final = 0.02  # doubles with each attempt, with full jitter: deadlock partners must not meet again
-WAL_ATTEMPTS: Final = 50  # switching to WAL needs the file alone and does not wait for it by itself
-WAL_PAUSE_S: Final = 0.02
-
-_WRITES: Final = "penstock_writes"
-_LOCK_NOT_AVAILABLE: Final = "55P03"
-_RETRYABLE_SQLSTATES: Final = frozenset(
-    {"40001", "40P01", _LOCK_NOT_AVAILABLE}
-)  # the first two: serialization, deadlock
-_UNDEFINED_TABLE: Final = "42P01"
-# Connection lost, server shutting down or starting up, too many connections; psycopg has none where it never got in.
-_AWAY_SQLSTATES: Final = ("08", "57P", "53300")
 _POSTGRES_PORT: Final = 5432
 
 
@@ -83,7 +67,7 @@ def open_database(
     """
     parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
-        engine = _open_sqlite(parsed, pool_size)
+        engine = open_sqlite(parsed, pool_size)
     else:
         engine = open_engine(parsed, pool_size=pool_size, waits=waits or Waits(), role=role)
     return Database(engine)
@@ -97,7 +81,7 @@ class Database:
         self.where = _place(engine.url)
         self.is_sqlite = engine.dialect.name == "sqlite"
         # preserve_rowcount: SQLAlchemy answers -1 for inserts on PostgreSQL otherwise, and we count on the number.
-        self._writer = engine.execution_options(preserve_rowcount=True, **{_WRITES: True})
+        self._writer = engine.execution_options(preserve_rowcount=True, **{WRITES: True})
         self._schema_ok = False
         self._of_thread = threading.local()  # `connection`: of the thread's `one_read`
         _OPEN.add(self)
@@ -143,7 +127,7 @@ class Database:
                 with self._explained(), self._writer.begin() as connection:
                     return work(connection)
             except DBAPIError as error:
-                if attempt == WRITE_ATTEMPTS or not _worth_repeating(error):
+                if attempt == WRITE_ATTEMPTS or not worth_repeating(error):
                     raise
             time.sleep(random.uniform(0, RETRY_BASE_S * 2**attempt))
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -155,7 +139,7 @@ class Database:
             try:
                 self.write_unchecked(partial(upgrade, lock_s=lock_s))
             except DBAPIError as error:
-                if _sqlstate(error) != _LOCK_NOT_AVAILABLE:
+                if sqlstate(error) != LOCK_NOT_AVAILABLE:
                     raise
                 with self._explained(), self.engine.connect() as connection:
                     raise TablesInUse(self.where, WRITE_ATTEMPTS, lock_s, holders(connection)) from error
@@ -170,7 +154,7 @@ class Database:
             try:
                 found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
             except DBAPIError as error:
-                if not _is_missing_table(error):
+                if not is_missing_table(error):
                     raise
                 return None
         if found is not None and found > HEAD:
@@ -218,7 +202,7 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            if not _is_away(error):
+            if not is_away(error):
                 raise
             raise DatabaseUnavailable(self.where, str(error.orig).strip().partition("\n")[0]) from error
 
@@ -275,89 +259,9 @@ def _parsed(url: str) -> URL:
     if parsed.port is not None and not 0 < parsed.port < 65536:
         raise DatabaseUnusable(f"the database URL names port {parsed.port}; write one from 1 to 65535")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
-        return _checked_sqlite(parsed)
+        return checked_sqlite(parsed)
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         if util.find_spec("psycopg") is None:
             raise DatabaseUnusable(f"{parsed.drivername}:// needs psycopg: pip install 'penstock[postgres]'")
         return parsed.set(drivername="postgresql+psycopg")
     raise DatabaseUnusable(f"database URL starts with {parsed.drivername}://; use sqlite:///file or postgresql://…")
-
-
-def _checked_sqlite(url: URL) -> URL:
-    if not url.database or url.database == ":memory:":
-        raise DatabaseUnusable(
-            "sqlite without a file loses everything at the end of the process and cannot be shared: use sqlite:///file"
-        )
-    folder = Path(url.database).absolute().parent
-    if not folder.is_dir():
-        raise DatabaseUnusable(f"the folder {folder} of the database does not exist: create it first")
-    return url
-
-
-def _open_sqlite(url: URL, pool_size: int) -> Engine:
-    engine = create_engine(
-        url,
-        pool_size=pool_size,
-        max_overflow=0,
-        connect_args={"check_same_thread": False},
-        hide_parameters=True,  # errors reach logs, and parameters are documents
-    )
-    lock = WriteLock(str(url.database))
-
-    def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get(_WRITES, False):
-            lock.begin(connection)
-        else:
-            connection.exec_driver_sql("BEGIN")
-
-    event.listen(engine, "connect", partial(_prepare_sqlite, lock.look_ms))
-    event.listen(engine, "begin", begin)
-    return engine
-
-
-def _prepare_sqlite(busy_timeout_ms: int, connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {busy_timeout_ms}")
-    _switch_to_wal(cursor)
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-    cursor.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-    cursor.close()
-
-
-def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
-    for attempt in range(1, WAL_ATTEMPTS + 1):
-        try:
-            mode = cursor.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-        except sqlite3.OperationalError as error:
-            if attempt == WAL_ATTEMPTS or not is_busy(error):
-                raise
-            time.sleep(WAL_PAUSE_S)
-            continue
-        if mode != "wal":
-            raise DatabaseUnusable(f"sqlite keeps journal_mode={mode}: its folder must be on a local disk")
-        return
-
-
-def _worth_repeating(error: DBAPIError) -> bool:
-    return _sqlstate(error) in _RETRYABLE_SQLSTATES or is_busy(error.orig)
-
-
-def _is_away(error: DBAPIError) -> bool:
-    """Whether the database was not reached, or lost, as opposed to a statement that it refused."""
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    if code is not None:
-        return bool(code & 0xFF == sqlite3.SQLITE_CANTOPEN)
-    if not isinstance(error, (OperationalError, InterfaceError)) or isinstance(error.orig, sqlite3.Error):
-        return False
-    state = _sqlstate(error)
-    return error.connection_invalidated or state is None or state.startswith(_AWAY_SQLSTATES)
-
-
-def _is_missing_table(error: DBAPIError) -> bool:
-    return _sqlstate(error) == _UNDEFINED_TABLE or "no such table" in str(error.orig)
-
-
-def _sqlstate(error: DBAPIError) -> str | None:
-    return getattr(error.orig, "sqlstate", None)

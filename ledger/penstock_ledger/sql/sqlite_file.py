@@ -1,0 +1,79 @@
+"""A SQLite file as an engine of SQLAlchemy: durable commits in a write-ahead log; writers take their lock as they begin."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+
+from penstock_ledger.errors import DatabaseUnusable
+from penstock_ledger.sql.sqlite_lock import WriteLock, is_busy
+
+WRITES: Final = "penstock_writes"  # the option of connections whose transaction takes the write lock as it begins
+CACHE_KIB: Final = 32 * 1024  # per connection, so that the index pages of a million rows stay in memory
+CHECKPOINT_PAGES: Final = 8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
+WAL_ATTEMPTS: Final = 50  # switching to WAL needs the file alone and does not wait for it by itself
+WAL_PAUSE_S: Final = 0.02
+
+
+def checked_sqlite(url: URL) -> URL:
+    """``url``, where a file can be there. Raises DatabaseUnusable."""
+    if not url.database or url.database == ":memory:":
+        raise DatabaseUnusable(
+            "sqlite without a file loses everything at the end of the process and cannot be shared: use sqlite:///file"
+        )
+    folder = Path(url.database).absolute().parent
+    if not folder.is_dir():
+        raise DatabaseUnusable(f"the folder {folder} of the database does not exist: create it first")
+    return url
+
+
+def open_sqlite(url: URL, pool_size: int) -> Engine:
+    """Nothing is connected yet."""
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        connect_args={"check_same_thread": False},
+        hide_parameters=True,  # errors reach logs, and parameters are documents
+    )
+    lock = WriteLock(str(url.database))
+
+    def begin(connection: Connection) -> None:
+        if connection.get_execution_options().get(WRITES, False):
+            lock.begin(connection)
+        else:
+            connection.exec_driver_sql("BEGIN")
+
+    event.listen(engine, "connect", partial(_prepare_sqlite, lock.look_ms))
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _prepare_sqlite(busy_timeout_ms: int, connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {busy_timeout_ms}")
+    _switch_to_wal(cursor)
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    cursor.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    cursor.close()
+
+
+def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
+    for attempt in range(1, WAL_ATTEMPTS + 1):
+        try:
+            mode = cursor.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if attempt == WAL_ATTEMPTS or not is_busy(error):
+                raise
+            time.sleep(WAL_PAUSE_S)
+            continue
+        if mode != "wal":
+            raise DatabaseUnusable(f"sqlite keeps journal_mode={mode}: its folder must be on a local disk")
+        return
