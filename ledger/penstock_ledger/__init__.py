@@ -148,10 +148,12 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import BatchesOpen as BatchesOpen
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
+    from penstock_ledger.provider_batch import KeptDocument as KeptDocument
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
     from penstock_ledger.provider_batch import ProviderBatch as ProviderBatch
     from penstock_ledger.provider_batch import Remainder as Remainder
     from penstock_ledger.provider_batch import Waiting as Waiting
+    from penstock_ledger.provider_batch import kept_documents as kept_documents
     from penstock_ledger.schedule import CatchUp as CatchUp
     from penstock_ledger.schedule import Decision as Decision
     from penstock_ledger.schedule import Firing as Firing
@@ -245,7 +247,8 @@ else:
             "penstock_ledger.stores.meta": "Meta",
             "penstock_ledger.stores.provenance": "InUse MadeWith Provenance RENOTED_S made_by",
             "penstock_ledger.provider_batch": (
-                "CANCEL_WAIT_S BatchesOpen BatchState BatchSum NewProviderBatch ProviderBatch Remainder Waiting"
+                "BatchState BatchSum BatchesOpen CANCEL_WAIT_S KeptDocument NewProviderBatch ProviderBatch Remainder Waiting "
+                "kept_documents"
             ),
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
+
+import orjson
 
 from penstock_ledger.model import ItemKey
 
@@ -13,10 +17,12 @@ __all__ = [
     "BatchState",
     "BatchSum",
     "BatchesOpen",
+    "KeptDocument",
     "NewProviderBatch",
     "ProviderBatch",
     "Remainder",
     "Waiting",
+    "kept_documents",
 ]
 
 CANCEL_WAIT_S: Final = 900.0
@@ -103,6 +109,26 @@ class Waiting(NamedTuple):
     documents: int
     since: float  # of the one that has waited longest
     most: int | None = None  # of them in one batch; None: as many as in any other
+
+
+class KeptDocument(NamedTuple):
+    """A document of a batch, as its packer keeps it in SQL until the batch is settled."""
+
+    doc_id: str
+    position: str
+    used: tuple[
+        int, ...
+    ] = ()  # by earlier batches, as a Remainder has it from ``attempts`` on; nothing where that is nothing
+
+    def to_line(self) -> bytes:
+        return orjson.dumps((self.doc_id, self.position, *self.used))
+
+
+def kept_documents(kept: bytes) -> Iterator[KeptDocument]:
+    """In the order of the batch's lines. ``kept``: their ``to_line``, one a line, compressed by zlib."""
+    for line in zlib.decompress(kept).splitlines():
+        doc_id, position, *used = orjson.loads(line)
+        yield KeptDocument(doc_id, position, tuple(used))
 
 
 class BatchesOpen(NamedTuple):

@@ -24,6 +24,7 @@ from penstock_ledger import (
     Job,
     JobState,
     JobStore,
+    KeptDocument,
     LaneMoves,
     Meta,
     NewJob,
@@ -490,7 +491,7 @@ def test_only_the_documents_of_a_batch_go_on_that_does_not_end(house: House) -> 
         NewProviderBatch(tag, job.job_id, 1, "default", "openai", tag, "/v1/x", {}, end, 2, 9, 9, 0) for tag in of_tag
     ]
     ids = {
-        tag: zlib.compress(b"".join(orjson.dumps([doc, positions[doc]]) + b"\n" for doc in docs))
+        tag: zlib.compress(b"\n".join(KeptDocument(doc, positions[doc]).to_line() for doc in docs))
         for tag, docs in of_tag.items()
     }
     batches.add_of_feed(feed, ME, 30.0, new, cursor=end, exhausted=True, ids=ids)

@@ -12,7 +12,7 @@ from penstock_ledger import ItemKey, NewProviderBatch, Remainder
 from penstock_producer.rows import Document
 from penstock_workers.lanes.batch.packing import window as window_module
 from penstock_workers.lanes.batch.packing.custom_ids import custom_id
-from penstock_workers.lanes.batch.packing.packed import LEFT_S, PackedDocument, PackedFolder, kept_documents
+from penstock_workers.lanes.batch.packing.packed import LEFT_S, PackedDocument, PackedFolder, packed_before
 from penstock_workers.lanes.batch.packing.window import Terms, Window
 from penstock_workers.lanes.batch.provider import BadLine, BatchLimits
 
@@ -137,7 +137,7 @@ def test_what_is_kept_of_a_batch_names_its_documents(tmp_path: Path) -> None:
     for doc, attempts in [("a", 0), ("b b", 2), ("h-odd", 0)]:
         add(packing, doc, attempts=attempts)
     ((batch, _),) = closed(packing)
-    kept = list(kept_documents(packing.kept[batch.tag], 64))
+    kept = list(packed_before(packing.kept[batch.tag], 64))
     packed = [one._replace(offset=0, size=0) for one in PackedFolder(tmp_path).batch(batch.tag).documents()]
     assert kept == packed
 

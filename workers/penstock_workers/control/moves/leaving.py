@@ -28,6 +28,7 @@ from penstock_ledger import (
     RedisLedger,
     Remainder,
     RemainderStore,
+    kept_documents,
 )
 from penstock_ledger.model import FeedKind, ItemKey, Job
 from penstock_producer.feed.queues import queue_name
@@ -38,7 +39,6 @@ from penstock_producer.rows import Document
 from penstock_producer.sources.of_feed import source_of
 from penstock_workers.control.moves.known_moves import KnownMoves
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.lanes.batch.packing.packed import kept_documents
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

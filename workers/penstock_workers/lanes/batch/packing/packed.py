@@ -20,12 +20,12 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from penstock_ledger import KeptDocument, kept_documents
 from penstock_workers.lanes.batch.packing.custom_ids import custom_id
 
 INPUT: Final = "input.jsonl"
 BODIES: Final = "bodies"
 IDS: Final = "ids.jsonl"
-ID_CHARS: Final = 64  # of a custom_id, at all providers that say how long one may be
 LEFT_S: Final = 3_600.0  # files that belong to no batch are removed after this
 KEPT_BYTES_MAX: Final = (
     8 * 1024 * 1024
@@ -56,12 +56,12 @@ class PackedDocument(NamedTuple):
         return self.attempts, self.calls, self.prompt_tokens, self.completion_tokens, self.cost_microusd
 
 
-def kept_documents(kept: bytes, id_chars: int = ID_CHARS) -> Iterator[PackedDocument]:
-    """Those of a batch, in the order of its lines, from what a ``PackedWriter`` kept of them. ``id_chars``: the longest
-    custom_id of its provider, for who reads its answers."""
-    for line in zlib.decompress(kept).splitlines():
-        doc_id, position, *used = orjson.loads(line)
-        yield PackedDocument(custom_id(doc_id, id_chars), doc_id, position, *(used or (0, 0, 0, 0, 0)))
+def packed_before(kept: bytes, id_chars: int) -> Iterator[PackedDocument]:
+    """Documents of a batch, in the order of its lines, from what a ``PackedWriter`` kept of them. ``id_chars``: the longest
+    custom_id of its provider."""
+    for document in kept_documents(kept):
+        name = custom_id(document.doc_id, id_chars)
+        yield PackedDocument(name, document.doc_id, document.position, *(document.used or (0, 0, 0, 0, 0)))
 
 
 class PackedBatch:
@@ -157,7 +157,7 @@ class PackedWriter:
         offset, size = self.add_body(body)
         self.add_name(document._replace(offset=offset, size=size))
         used = document.used
-        self._told.append(orjson.dumps((document.doc_id, document.position, *(used if any(used) else ()))))
+        self._told.append(KeptDocument(document.doc_id, document.position, used if any(used) else ()).to_line())
         if len(self._told) >= _TOGETHER:
             self._keep()
         self.size += len(line)

@@ -35,7 +35,7 @@ from penstock_workers.lanes.batch.packing.packed import (
     PackedDocument,
     PackedFolder,
     PackedWriter,
-    kept_documents,
+    packed_before,
 )
 from penstock_workers.lanes.batch.packing.window import Terms, Window, line_of
 from penstock_workers.lanes.batch.provider import BadLine, BatchProvider
@@ -127,7 +127,7 @@ class Packer:
             if kept is None:
                 self._pack_again(writer, job, spec, feed, batch, provider)
             else:
-                self._restore(writer, job, spec, feed, batch, list(kept_documents(kept, provider.limits.id_chars)))
+                self._restore(writer, job, spec, feed, batch, list(packed_before(kept, provider.limits.id_chars)))
             writer.close()
         except BaseException:
             writer.discard()
