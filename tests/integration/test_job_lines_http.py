@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
+import pyarrow.parquet
 import pytest
 from doors import door
 from jobs_api import SPEC, Client, place, settings_with_roots, settle, submitted, uploaded
@@ -23,9 +28,13 @@ from penstock_ledger import (
     NewProviderBatch,
     OutcomeStore,
     ProviderBatchStore,
+    Result,
     open_database,
 )
 from penstock_ledger.sql.tables import door_batches, door_files
+from penstock_producer.tables import arrow
+from penstock_producer.tables.reading import Reading
+from penstock_producer.tables.write import write_table
 
 BODY = {"model": "gpt-x", "messages": [{"role": "user", "content": "Summarise: it has not come"}]}
 
@@ -156,6 +165,69 @@ def test_what_is_still_needed_is_not_purged(api: Client, settings: GatewaySettin
     assert api.ask("DELETE", f"/v1/jobs/{job_id}").status == 200
     kept = select(door_batches.c.batch_id).where(door_batches.c.job_id == job_id)
     assert db.read(lambda connection: connection.execute(kept).scalar()) == batch["batch_id"]
+
+
+ODD: Final = ("plain", 'say "hi", then\r\nleave', "=HYPERLINK(1)", "-1+1", "", "snow \u2603", "nul \x01")
+
+
+def odd_results(db: Database, job_id: str) -> None:
+    """A result for each odd text, and a dead letter."""
+    bodies = [json.dumps({"choices": [{"message": {"content": text}}]}).encode() for text in ODD]
+    keys = [ItemKey(job_id, 1, f"d,{number}") for number in range(len(ODD))]
+    results = [
+        Result(key, 200, body, None, "m", "stop", 1, 1, 0, 1, 1, 1) for key, body in zip(keys, bodies, strict=True)
+    ]
+    letter = DeadLetter(ItemKey(job_id, 1, "dead"), "bad_request", 1, 1, "no", 400, b"{}", b"no")
+    OutcomeStore(db).settle(results, [letter])
+
+
+@pytest.mark.parametrize("escape", [False, True])
+def test_results_as_csv_are_those_of_the_command_line(api: Client, db: Database, tmp_path: Path, escape: bool) -> None:
+    """The same bytes, odd texts and formulas included, with the job's key as the file's name."""
+    made = api.post("/v1/jobs", {**SPEC, "open": True, "job": f"csv {escape}"}).json
+    odd_results(db, made["id"])
+    answer = api.get(f"/v1/jobs/{made['id']}/results", form="csv", **({"escape_formulas": "true"} if escape else {}))
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/csv; charset=utf-8; header=present")
+    assert answer.headers["content-disposition"] == f"attachment; filename*=UTF-8''csv%20{escape}.csv"
+    assert answer.headers["x-penstock-job-state"] == "running"
+    job = JobStore(db).get(made["id"])
+    write_table(Reading(db, job), tmp_path, "all.csv", "csv", escape_formulas=escape)
+    assert answer.raw == (tmp_path / "all.csv").read_bytes()
+    assert (b"'=HYPERLINK" in answer.raw) == escape
+    assert len(list(csv.reader(io.StringIO(answer.raw.decode(), newline="")))) == len(ODD) + 2
+
+
+def test_results_as_parquet_are_those_of_the_command_line(
+    api: Client, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same table, of several row groups; of a job without an outcome an empty one."""
+    monkeypatch.setattr(arrow, "BATCH_ROWS", 3)
+    made = api.post("/v1/jobs", {**SPEC, "open": True}).json
+    path = f"/v1/jobs/{made['id']}/results"
+    empty = pyarrow.parquet.read_table(io.BytesIO(api.get(path, form="parquet").raw))
+    odd_results(db, made["id"])
+    answer = api.get(path, form="parquet")
+    assert answer.headers["content-type"] == "application/vnd.apache.parquet"
+    found = pyarrow.parquet.ParquetFile(io.BytesIO(answer.raw))
+    assert (found.num_row_groups, found.metadata.num_rows, empty.num_rows) == (3, len(ODD) + 1, 0)
+    write_table(Reading(db, JobStore(db).get(made["id"])), tmp_path, "all.parquet", "parquet")
+    assert found.read().equals(pyarrow.parquet.read_table(tmp_path / "all.parquet"))
+    assert empty.schema.equals(found.schema_arrow)
+
+
+def test_what_a_table_has_not_is_refused(api: Client, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cursors and limits are of lines, formulas of CSV; without pyarrow the answer says what to install."""
+    path = f"/v1/jobs/{api.post('/v1/jobs', {**SPEC, 'open': True}).json['id']}/results"
+    for query in ({"limit": 1}, {"after": "x"}, {"dead_letters": "false"}):
+        refused = api.get(path, form="csv", **query)
+        assert (refused.status, refused.json["param"]) == (400, "form")
+    assert api.get(path, form="parquet", escape_formulas="true").json["param"] == "escape_formulas"
+    assert api.get(path, form="xlsx").status == 400
+    assert api.get("/v1/jobs/job_none/results", form="csv").status == 404
+    monkeypatch.setattr(arrow.util, "find_spec", lambda name: None)
+    missing = api.get(path, form="parquet")
+    assert (missing.status, missing.json["code"]) == (501, "form_unavailable")
+    assert "pip install 'penstock[parquet]'" in missing.json["detail"]
 
 
 def test_a_job_with_batches_at_a_provider_is_purged_on_request_only(api: Client, db: Database) -> None:

@@ -1,27 +1,40 @@
-"""Results as a stream of JSON lines, in the order in which they were stored; each line says where to go on."""
+"""Results as a stream, in the order in which they were stored: JSON lines, each of which says where to go on, or a table."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from itertools import chain, islice
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import quote
 
 import orjson
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.jobs.names import Reader, find_job
-from penstock_ledger.model import Result
+from penstock_gateway.callers.caller import Caller
+from penstock_gateway.jobs.names import Reader, find_job, shown_key
+from penstock_gateway.jobs.sources import reading
+from penstock_gateway.refused import Refused
+from penstock_ledger.model import Job, Result
+from penstock_producer.errors import SinkError
 from penstock_producer.outputs import error_line, output_line
+from penstock_producer.tables.csv_form import csv_lines
 from penstock_producer.tables.cursors import Committed
+from penstock_producer.tables.parquet_form import parquet_pieces
+from penstock_producer.tables.reading import Reading
 
 router = APIRouter()
 
+TABLES: Final = {"csv": "text/csv; charset=utf-8; header=present", "parquet": "application/vnd.apache.parquet"}
+STATE: Final = "x-penstock-job-state"
 LINES_TOGETHER: Final = 100  # read in one turn of a thread, and no more than the next line beyond
 BYTES_TOGETHER: Final = 256 * 1024
 NDJSON: Final = "application/x-ndjson"
 
+_CSV_EXAMPLE: Final = "id,status,…\r\nticket-17,succeeded,…\r\n"
 _EXAMPLE: Final = (
     '{"id":"batch_req_5d0f…","custom_id":"ticket-17","response":{"status_code":200,"request_id":"req_1",'
     '"body":{"choices":[{"message":{"content":"A parcel is late."}}]}},"error":null,"cursor":"WzEsImpvYl9…"}\n'
@@ -34,8 +47,13 @@ _EXAMPLE: Final = (
     responses={
         200: {
             "description": "One outcome per line, as OpenAI's batches write them, with a cursor.",
-            "content": {NDJSON: {"schema": {"type": "string"}, "example": _EXAMPLE}},
-        }
+            "content": {
+                NDJSON: {"schema": {"type": "string"}, "example": _EXAMPLE},
+                TABLES["csv"]: {"schema": {"type": "string"}, "example": _CSV_EXAMPLE},
+                TABLES["parquet"]: {"schema": {"type": "string", "format": "binary"}, "example": "PAR1…PAR1"},
+            },
+        },
+        501: {"description": "Parquet is asked for, and pyarrow is not installed where the door runs."},
     },
     operation_id="read_job_results",
 )
@@ -48,19 +66,80 @@ async def results(
     ] = None,
     dead_letters: Annotated[bool, Query(description="Whether dead letters come, too.")] = True,
     limit: Annotated[int | None, Query(ge=1, le=10**9, description="At most this many lines.")] = None,
+    form: Annotated[
+        Literal["jsonl", "csv", "parquet"],
+        Query(description="Tables have a row for each outcome, dead letters as well."),
+    ] = "jsonl",
+    escape_formulas: Annotated[
+        bool, Query(description="CSV: an apostrophe before texts that a spreadsheet would run.")
+    ] = False,
 ) -> StreamingResponse:
     """Stream what a job has stored, also while it runs.
 
-    The stream ends with what was there when it began. Keep the `cursor` of the last line and give it as `after` to get only
-    what is new.
+    The stream ends with what was there when it began; `x-penstock-job-state` says whether the job had ended by then. Keep the
+    `cursor` of the last line and give it as `after` to get only what is new. A table has no cursors: it is read whole.
     """
     backend = backend_of(request)
+    if form != "jsonl":
+        if after is not None or limit is not None or not dead_letters:
+            raise Refused(
+                400, f"after, limit and dead_letters go with form=jsonl: leave them out, a table as {form} is whole",
+                code="invalid_value", param="form",
+            )  # fmt: skip
+        if escape_formulas and form != "csv":
+            raise Refused(400, "escape_formulas goes with form=csv", code="invalid_value", param="escape_formulas")
+        return await _table(backend, caller, job, form, escape_formulas=escape_formulas)
+    state = ""
 
     def begin() -> Iterator[bytes]:
+        nonlocal state
         found = find_job(backend, caller, job)
+        state = str(found.state)
         return map(_line, backend.producer.outcomes(found.job_id, after=after, dead_letters=dead_letters))
 
-    return await streamed(backend, begin, limit)
+    answer = await streamed(backend, begin, limit)
+    answer.headers[STATE] = state
+    return answer
+
+
+async def _table(
+    backend: Backend, caller: Caller, job: str, form: Literal["csv", "parquet"], *, escape_formulas: bool
+) -> StreamingResponse:
+    """As `penstock results` writes it. A batch of rows is in memory, so that each takes one of the readings of its tenant."""
+
+    def begin() -> tuple[Job, Iterator[bytes]]:
+        found = find_job(backend, caller, job)
+        rows = Reading(backend.database, found)
+        columns = rows.table.columns
+        made = (
+            csv_lines(rows, columns, escape_formulas=escape_formulas)
+            if form == "csv"
+            else parquet_pieces(rows, columns)
+        )
+        try:
+            return found, chain([next(made)], made)
+        except SinkError as error:
+            raise Refused(501, str(error), code="form_unavailable") from None
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(reading(backend, caller))
+        found, pieces = await backend.run(begin)
+        kept = stack.pop_all()
+    name = quote(f"{shown_key(found)}.{form}", safe="")
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{name}", STATE: str(found.state)}
+    return _Whole(_pieces(backend, pieces), media_type=TABLES[form], headers=headers, held=kept)
+
+
+class _Whole(StreamingResponse):
+    """Ends what it holds also where its caller has gone before the first piece."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], *, held: AsyncExitStack, **more: Any) -> None:
+        super().__init__(pieces, **more)
+        self._its = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._its:
+            await super().__call__(scope, receive, send)
 
 
 async def streamed(backend: Backend, begin: Callable[[], Iterator[bytes]], limit: int | None) -> StreamingResponse:

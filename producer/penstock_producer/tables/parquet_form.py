@@ -3,35 +3,50 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock_producer.storage import Writer
 from penstock_producer.tables.arrow import batches, need_pyarrow, schema_of
 from penstock_producer.tables.columns import Column, Row
 
-__all__ = ["write_parquet"]
+__all__ = ["parquet_pieces", "write_parquet"]
 
 COMPRESSION = "zstd"
 
 
 def write_parquet(writer: Writer, rows: Iterable[Row], columns: Sequence[Column]) -> None:
     """Write all rows; the file is whole when this returns. Raises SinkError where pyarrow is missing."""
+    for piece in parquet_pieces(rows, columns):
+        writer.write(piece)
+
+
+def parquet_pieces(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[bytes]:
+    """The same as the bytes of the file, in their order: what is not read to its end has no footer, and is no Parquet file.
+    Raises SinkError with the first one where pyarrow is missing."""
     need_pyarrow("Parquet")
     from pyarrow import parquet
 
-    with parquet.ParquetWriter(_File(writer), schema_of(columns), compression=COMPRESSION) as file:
+    file = _File()
+    with parquet.ParquetWriter(file, schema_of(columns), compression=COMPRESSION) as table:
         for batch in batches(rows, columns):
-            file.write_batch(batch, row_group_size=batch.num_rows)
+            table.write_batch(batch, row_group_size=batch.num_rows)
+            yield file.taken()
+    yield file.taken()
 
 
 class _File(io.RawIOBase):
-    """A writer as pyarrow wants to see it."""
+    """What pyarrow writes, until it is taken."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._writer = writer
+        self._pieces = bytearray()
         self._at = 0
+
+    def taken(self) -> bytes:
+        found = bytes(self._pieces)
+        self._pieces.clear()
+        return found
 
     def writable(self) -> bool:
         return True
@@ -40,7 +55,8 @@ class _File(io.RawIOBase):
         return self._at
 
     def write(self, data: Any) -> int:
-        piece = bytes(data)
-        self._writer.write(piece)
-        self._at += len(piece)
-        return len(piece)
+        number = len(self._pieces)
+        self._pieces += data
+        number = len(self._pieces) - number
+        self._at += number
+        return number
