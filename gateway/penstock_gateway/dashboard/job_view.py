@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -369,11 +370,18 @@ def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
     spec = seen.job.spec
     rows = [("source", shown_source(seen.job) or str(seen.job.source.get("kind") or ""))]
     rows += [
-        (name, f"{value:.6g}" if isinstance(value, float) else str(value))
+        (name, _option(value))
         for name, value in spec.items()
         if _is_told(name, value)
     ]
     return [(name.replace("_", " "), one_line(value, OPTION_CHARS)) for name, value in rows if value]
+
+
+def _option(value: object) -> str:
+    """As a job spec file has it."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list, tuple)) else str(value)
 
 
 def _is_told(name: str, value: object) -> bool:
