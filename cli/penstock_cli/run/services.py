@@ -154,7 +154,9 @@ class Services:
         held = self._calls_held()
         self._progress.hint(HURRIES)
         if held == 0:
-            self._progress.note("stopping:", f"nothing is under way any more; the workers end within {duration(left_s)}")
+            self._progress.note(
+                "stopping:", f"nothing is under way any more; the workers end within {duration(left_s)}"
+            )
             return
         documents = "documents" if held is None else counted(held, "document")
         self._progress.note(

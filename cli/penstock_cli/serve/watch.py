@@ -24,7 +24,8 @@ COUNT_EVERY_S: Final = 2.0  # the documents of the jobs that run
 JOBS_COUNTED: Final = 200  # of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
 AWAY_MAX_S: Final = 300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
 NOT_AT_ONCE: Final = (
-    "the lane batch asks the provider by batches alone: calls that wait for their answer are refused (--lane auto answers both)"
+    "the lane batch asks the provider by batches alone: calls that wait for their answer are refused "
+    "(--lane auto answers both)"
 )
 HELD: Final = "disk_full"  # the code of the reason for which jobs wait here
 

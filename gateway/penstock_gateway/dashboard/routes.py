@@ -203,7 +203,7 @@ async def spending(request: Request, viewer: Reader) -> Response:
         return {
             "rows": spend_rows(spent, "no tenant"),
             "total": total_of(spent),
-            "lanes": spend_rows(desk.spending.by_lane(since, viewer.tenants), "without a lane"),
+            "lanes": spend_rows(desk.spending.by_lane(since, viewer.tenants), "refused or cancelled"),
             "prices": price_rows(made),
         }
 
