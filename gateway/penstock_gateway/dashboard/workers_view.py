@@ -59,6 +59,7 @@ def _lane(name: str, workers: Sequence[WorkerSeen], depth: Depth | None, one_mac
     alive = [seen for seen in workers if seen.seconds_ago < ALIVE_S]
     engines = engines_of(workers, name)
     queued = held = delayed = "unknown"
+    again = f"no worker lives: start `penstock serve` again with --lane {one_line(name or DEFAULT_LANE, NAME_CHARS)}"
     if depth is not None:
         queued, held, delayed = (
             count(depth.queued + depth.relayed),
@@ -71,9 +72,9 @@ def _lane(name: str, workers: Sequence[WorkerSeen], depth: Depth | None, one_mac
         queued,
         held,
         delayed,
-        _bound(alive, depth) if engines is None else engines_line(engines),
+        again if one_machine and not alive else _bound(alive, depth) if engines is None else engines_line(engines),
         cards_in_words(workers, name) or "",
-        "" if alive else f"penstock {'serve' if one_machine else 'worker'} --lane {shlex.quote(name or DEFAULT_LANE)}",
+        "" if alive or one_machine else f"penstock worker --lane {shlex.quote(name or DEFAULT_LANE)}",
         [_row(seen) for seen in workers[:ROWS_MAX]],
         max(0, len(workers) - ROWS_MAX),
     )
