@@ -21,7 +21,7 @@ class BatchFields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     provider: Annotated[str, Field(pattern=PROVIDER)] = "default"  # that answers /v1/batches
-    lane: LaneAsked = DEFAULT_LANE  # of batches that name none
+    lane: LaneAsked = DEFAULT_LANE  # of batches, and of jobs and schedules over HTTP, that name none
     models: Literal["one", "any"] = "one"  # in the lines of one batch; OpenAI has one
     max_requests: Annotated[int, Field(ge=1, le=10_000_000)] = (
         50_000  # lines of /v1/batches, texts of embeddings: OpenAI's

@@ -21,11 +21,11 @@ import pytest
 from doors import asked, door
 from fleet import Fleet, until
 from metrics_page import read, value
-from servers import free_port
+from servers import RedisServer, free_port
 
 from penstock_gateway.direct.open_jobs import close_old
 from penstock_gateway.settings import DirectFields, GatewayFields, GatewaySettings
-from penstock_ledger import DoorCallStore, JobStore, Spool, open_database
+from penstock_ledger import DoorCallStore, JobStore, RedisLedger, Spool, open_database
 from penstock_ledger.model import Job, JobState
 
 MODEL = "sim"
@@ -276,6 +276,18 @@ def test_too_many_calls_are_refused_at_once(served: Served) -> None:
     with door(nowhere) as url:
         status, headers, told = served.post("/v1/chat/completions", body, url)
         assert (status, told["error"]["code"], "retry-after" in headers) == (503, "service_unavailable", True)
+
+
+def test_where_all_workers_ask_by_batches_a_call_that_waits_is_refused_for_good(
+    served: Served, redis_server: RedisServer
+) -> None:
+    """Trying again changes nothing: the SDK does not, and the words say where the request can go."""
+    RedisLedger(redis_server.client(), "epoch-1").heartbeat("w1", {"lane": "batch"})
+    with door(settings_for(served.fleet).model_copy(update={"redis_url": redis_server.url})) as url:
+        status, headers, told = served.post("/v1/chat/completions", {"model": MODEL, "messages": SAY}, url)
+    assert (status, told["error"]["code"], headers["x-should-retry"]) == (503, "no_worker", "false")
+    assert "all workers are of the lane batch" in told["error"]["message"]
+    assert "POST /v1/batches" in told["error"]["message"]
 
 
 def test_refusals_of_the_provider_come_back_as_they_were(served: Served) -> None:

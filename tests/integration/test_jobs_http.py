@@ -72,6 +72,19 @@ def test_a_job_is_submitted_once_per_key(api: Client, settings: GatewaySettings)
     assert api.get("/v1/jobs/tickets").json["id"] == first.json["id"]
 
 
+def test_a_job_without_a_lane_goes_where_the_doors_send_batches(tmp_path: Path) -> None:
+    """As under `penstock serve --lane batch`, where no other lane has a worker; a lane that is named stays."""
+    given = settings_with_roots(tmp_path)
+    batches = given.gateway.batches.model_copy(update={"lane": "batch"})
+    with door(given.model_copy(update={"gateway": given.gateway.model_copy(update={"batches": batches})})) as url:
+        api = Client(url)
+        job = {**SPEC, "source": place(given)}
+        assert api.post("/v1/jobs", job).json["lane"] == "batch"
+        assert api.post("/v1/jobs", {**job, "lane": "api"}).json["lane"] == "api"
+        nightly = api.post("/v1/schedules", {**job, "name": "nightly", "cron": "0 2 * * *"})
+        assert (nightly.status, nightly.json["spec"]["lane"]) == (201, "batch")
+
+
 def test_an_idempotency_key_is_the_key_of_a_job_without_one(api: Client, settings: GatewaySettings) -> None:
     """The header of a client that repeats its requests makes one job of them."""
     given = {**SPEC, "source": place(settings)}

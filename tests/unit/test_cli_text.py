@@ -49,5 +49,5 @@ def test_durations_read_at_a_glance(seconds: float, shown: str) -> None:
 
 def test_money_and_rates_keep_the_digits_that_matter() -> None:
     """Small costs keep four decimals, large ones two."""
-    assert (usd(0.0123), usd(0), usd(1234.5)) == ("$0.0123", "$0.00", "$1,234.50")
+    assert (usd(0.0123), usd(0), usd(1234.5), usd(0.00004)) == ("$0.0123", "$0.00", "$1,234.50", "<$0.0001")
     assert (rate(3.21), rate(1234.5)) == ("3.2/s", "1,234/s")

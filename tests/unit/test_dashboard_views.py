@@ -238,6 +238,8 @@ def test_lanes_say_what_bounds_them() -> None:
     )[0]
     assert (idle.bound, idle.workers[0].more) == ("none of 4 slots is taken: there is nothing to do", "")
     assert (gpu.alive, gpu.command) == (0, "penstock worker --lane gpu")
+    here = lane_views(seen, depths, one_machine=True)[1]
+    assert (here.bound, here.command) == ("no worker lives: start `penstock serve` again with --lane gpu", "")
     hostile = lane_views([WorkerSeen("w\x1b", 1.0, {"lane": "x\n", "concurrency": "9" * 99, "in_flight": "-1"})], {})
     assert "\x1b" not in hostile[0].workers[0].name
     assert hostile[0].workers[0].slots == "0 of 0"

@@ -9,7 +9,7 @@ import pytest
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.prices.spent_budget import spent_budget
 from penstock_producer.reporting.fixes import FIXES
-from penstock_producer.reporting.surfaces import over_http
+from penstock_producer.reporting.surfaces import on_page, over_http
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,9 @@ def test_a_spent_budget_names_the_field() -> None:
         "budget_exhausted: 5.00 USD of 5 are spent; the 10 documents left cost about 1.00 USD more; raise budget_usd to 6.6 "
         "and resume the job"
     )
+
+
+def test_a_page_names_no_field_of_a_replays_request() -> None:
+    """It has a form for that."""
+    assert not [fix for fix in FIXES.values() if "overrides." in on_page(fix)]
+    assert any("overrides." in over_http(fix) for fix in FIXES.values())

@@ -152,8 +152,13 @@ class Services:
             return
         self._looked_at = now
         held = self._calls_held()
-        documents = "documents" if held is None else counted(held, "document")
         self._progress.hint(HURRIES)
+        if held == 0:
+            self._progress.note(
+                "stopping:", f"nothing is under way any more; the workers end within {duration(left_s)}"
+            )
+            return
+        documents = "documents" if held is None else counted(held, "document")
         self._progress.note(
             "stopping:",
             f"nothing new is asked, and {documents} with the workers may still be answered, within {duration(left_s)}; the "

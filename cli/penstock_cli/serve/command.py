@@ -30,7 +30,9 @@ def serve(
     ] = "127.0.0.1",
     lane: Annotated[
         str,
-        typer.Option(help=f"Who answers: api, gpu, embed, or {AUTO}: the provider, by batches where there is time."),
+        typer.Option(
+            help=f"Who answers: api, gpu, embed; batch: the provider, by batches alone; {AUTO}: where there is time."
+        ),
     ] = DEFAULT_LANE,
     model: Annotated[
         str | None, typer.Option(help="gpu, embed: the model that the workers host, a folder or a name.")

@@ -60,7 +60,7 @@ def serve_local(request: ServeRequest, standby: Standby) -> int:
                     standby=standby,
                 )
                 with services, Doors(settings, services, state, progress, interrupts.hurry) as doors:
-                    Watch(services, doors, state, progress).until(lambda: interrupts.asked)
+                    Watch(services, doors, state, request.lane, progress).until(lambda: interrupts.asked)
         except Interrupted:
             pass  # before anything was started
         screen.close()

@@ -13,7 +13,7 @@ from penstock_cli.show.progress import Wait
 from penstock_cli.state import StateFolder
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.served import serving_of
-from penstock_producer.job.lanes import LANES, has_own_model
+from penstock_producer.job.lanes import LANES, has_own_model, packs
 from penstock_producer.reporting.text import count, counted, one_line
 
 if TYPE_CHECKING:
@@ -23,14 +23,19 @@ TICK_S: Final = 0.1
 COUNT_EVERY_S: Final = 2.0  # the documents of the jobs that run
 JOBS_COUNTED: Final = 200  # of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
 AWAY_MAX_S: Final = 300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
+NOT_AT_ONCE: Final = (
+    "the lane batch asks the provider by batches alone: calls that wait for their answer are refused "
+    "(--lane auto answers both)"
+)
 HELD: Final = "disk_full"  # the code of the reason for which jobs wait here
 
 
 class Watch:
     """Until it is asked to stop. Not thread-safe: one thread drives it."""
 
-    def __init__(self, services: Services, doors: Doors, state: StateFolder, progress: Progress) -> None:
+    def __init__(self, services: Services, doors: Doors, state: StateFolder, lane: str, progress: Progress) -> None:
         self._services = services
+        self._lane = lane
         self._doors = doors
         self._progress = progress
         self._root = state.root
@@ -45,6 +50,8 @@ class Watch:
         self._doors.wait(asked_to_stop, TICK_S)
         if not asked_to_stop():
             self._progress.say(_welcome(self._doors.url))
+            if packs(self._lane):
+                self._progress.say(NOT_AT_ONCE)
         next_look = 0.0
         while not asked_to_stop():
             self._services.supervisor.tick()

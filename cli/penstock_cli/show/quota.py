@@ -129,8 +129,8 @@ def _until(seconds: float, now: float) -> str:
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def bound(view: QuotaView) -> str | None:
-    """What bounds the requests of a provider while some wait for their turn; None when none wait."""
+def bound(view: QuotaView, option: str = "") -> str | None:
+    """What bounds the requests of a provider while some wait for their turn; None when none wait. ``option``: as of commands."""
     if not view.waiting or view.hold or view.breaker is not Breaker.CLOSED or view.pause_left_s > 0:
         return None
     if view.concurrency is not None and view.in_flight >= USED * view.concurrency:
@@ -141,7 +141,7 @@ def bound(view: QuotaView) -> str | None:
     if view.share < 1:
         return f"starting gently after a stop: {view.share:.0%} of the provider's limits for now, and growing"
     if view.dimensions:
-        return "bound by the provider's limits; their use:  penstock limits"
+        return f"bound by the provider's limits; their use:  penstock limits{option}"
     return None
 
 

@@ -134,7 +134,7 @@ class Watch:
             for view in read_quotas(client, quota_ids=[provider]):
                 look = QuotaSeen(view, None, lift_command(provider, self._books.option()))
                 found += [" ".join(part for part in (one.text, one.fix) if part) for one in troubles(look) if one.grave]
-                found.append(bound(view))
+                found.append(bound(view, self._books.option()))
         return {"reasons": tuple(one for one in found if one is not None), "cause": line}
 
     def _since_submit(self) -> float:

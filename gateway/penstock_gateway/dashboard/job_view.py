@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from penstock_producer.reporting.reasons import (
     retried_line,
     unserved,
 )
-from penstock_producer.reporting.surfaces import over_http
+from penstock_producer.reporting.surfaces import on_page
 from penstock_producer.reporting.text import argument, count, duration, one_line, percent, rate, usd
 from penstock_producer.reporting.words import (
     batches_line,
@@ -220,7 +221,11 @@ def _slow(seen: JobSeenNow, now: float, key: str) -> Iterator[Note]:
         yield alike
     if not seen.redis_is_away and (missing := unserved(seen.workers, lane)) is not None:
         text, _, command = missing.partition(": start one with  ")
-        yield Note("warn", f"{text[:1].upper()}{text[1:]}: its documents wait.", "Start one:", command)
+        fix = "Start one:"
+        if seen.one_machine:
+            fix = f"Move the job to a lane that has workers, or start `penstock serve` again with --lane {one_line(lane)}."
+            command = ""
+        yield Note("warn", f"{text[:1].upper()}{text[1:]}: its documents wait.", fix, command)
     if not packs(lane) and (held := held_by_tenant(job, seen.account)) is not None:
         yield Note("warn", f"{held[:1].upper()}{held[1:]}.")
     for sentence in in_hooks(seen.workers, (job.spec.get("preprocess"), job.spec.get("postprocess"))):
@@ -239,7 +244,7 @@ def _all_alike(seen: JobSeenNow) -> Note | None:
     reason = next(iter(report.dead_by_reason))
     text = f"The first {count(report.dead)} documents all failed alike: {one_line(reason)}."
     return Note(
-        "bad", text, over_http(FIXES.get(reason, "Look at one of its dead letters, which says what the provider said."))
+        "bad", text, on_page(FIXES.get(reason, "Look at one of its dead letters, which says what the provider said."))
     )
 
 
@@ -327,7 +332,7 @@ def _reasons(seen: JobSeenNow) -> list[Reason]:
             count(number),
             percent(number, seen.report.dead),
             parts([("bad", number)], most),
-            over_http(FIXES.get(reason, "")),
+            on_page(FIXES.get(reason, "")),
         )
         for reason, number in rows[:REASONS_SHOWN]
     ]
@@ -368,12 +373,15 @@ def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
     """What the job was submitted with, without what has no value."""
     spec = seen.job.spec
     rows = [("source", shown_source(seen.job) or str(seen.job.source.get("kind") or ""))]
-    rows += [
-        (name, f"{value:.6g}" if isinstance(value, float) else str(value))
-        for name, value in spec.items()
-        if _is_told(name, value)
-    ]
+    rows += [(name, _option(value)) for name, value in spec.items() if _is_told(name, value)]
     return [(name.replace("_", " "), one_line(value, OPTION_CHARS)) for name, value in rows if value]
+
+
+def _option(value: object) -> str:
+    """As a job spec file has it."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list, tuple)) else str(value)
 
 
 def _is_told(name: str, value: object) -> bool:

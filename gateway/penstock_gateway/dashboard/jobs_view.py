@@ -17,7 +17,7 @@ from penstock_producer.reporting.text import count, duration, one_line, percent
 __all__ = ["JobRow", "Tab", "ago", "job_rows", "page_links", "place_in", "place_text", "tabs"]
 
 KEY_CHARS = 200
-REASON_CHARS = 160
+REASON_CHARS = 320  # what to do about a pause stands at the end of its reason
 PLACE_CHARS = 200
 
 

@@ -16,7 +16,7 @@ from penstock_gateway.jobs.names import told_of
 from penstock_gateway.refused import not_found
 from penstock_ledger import DeadLetter, Job
 from penstock_producer.reporting.fixes import FIXES
-from penstock_producer.reporting.surfaces import over_http
+from penstock_producer.reporting.surfaces import on_page
 from penstock_producer.reporting.text import count, counted, one_line
 from penstock_producer.reporting.words import moment
 
@@ -67,7 +67,7 @@ def _values(job: Job, letter: DeadLetter) -> dict[str, Any]:
         "letter": row,
         "error": shown(told_of(job, letter.last_error)),
         "facts": " · ".join(facts),
-        "fix": over_http(FIXES.get(letter.reason, "")),
+        "fix": on_page(FIXES.get(letter.reason, "")),
         "prompt": prompt_of(letter.request) if letter.request else [],
         "response": shown(json_text(letter.response)),
         "body": json_text(letter.request) if len(letter.request) <= EDIT_MAX else None,

@@ -10,7 +10,7 @@ from penstock_gateway.jobs.names import told_of
 from penstock_gateway.pages.chart import Part, parts
 from penstock_ledger import Job, LetterLine
 from penstock_producer.reporting.fixes import FIXES
-from penstock_producer.reporting.surfaces import over_http
+from penstock_producer.reporting.surfaces import on_page
 from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["GROUPED_MAX", "Group", "LetterRow", "alike", "groups", "letter_rows", "members"]
@@ -90,7 +90,7 @@ def groups(lines: Iterable[LetterLine]) -> list[Group]:
             parts([("bad", len(same))], most),
             same[0].doc_id,
             sum(line.replayable for line in same),
-            over_http(FIXES.get(reason, "")),
+            on_page(FIXES.get(reason, "")),
         )
         for (reason, same_words), same in ordered[:GROUPS_SHOWN]
     ]

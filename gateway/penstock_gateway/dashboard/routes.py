@@ -84,7 +84,8 @@ async def jobs(request: Request, viewer: Reader) -> Response:
     return page(
         "jobs_part.html.jinja" if given.get("part") else "jobs.html.jinja", viewer, request,
         **await viewer.backend.run(read), state=state, search=search, filtered=bool(state or search),
-        live=f"{again.path}?{again.query}", read_at=moment(time.time()),
+        live=f"{again.path}?{again.query}", read_at=moment(time.time()), by_http=_by_http(viewer),
+        door=str(request.base_url).rstrip("/"),
     )  # fmt: skip
 
 
@@ -162,7 +163,9 @@ async def workers(request: Request, viewer: Reader) -> Response:
     seen, depths, answered_ = await viewer.backend.run(viewer.desk.fleet)
     template = "workers_part.html.jinja" if request.query_params.get("part") else "workers.html.jinja"
     read_at = moment(time.time())
-    return page(template, viewer, request, lanes=lane_views(seen, depths), answered=answered_, read_at=read_at)
+    one_machine = viewer.desk.in_state != ""
+    return page(template, viewer, request, lanes=lane_views(seen, depths, one_machine=one_machine), answered=answered_,
+                one_machine=one_machine, read_at=read_at)  # fmt: skip
 
 
 @router.get("/ui/quotas")
@@ -176,6 +179,7 @@ async def quotas(request: Request, viewer: Reader) -> Response:
         return {
             "rows": quota_rows(seen, causes, now, viewer.desk.in_state),
             "answered": found,
+            "in_state": viewer.desk.in_state,
             "paused": job_rows(paused.jobs, now),
         }
 
@@ -199,13 +203,18 @@ async def spending(request: Request, viewer: Reader) -> Response:
         return {
             "rows": spend_rows(spent, "no tenant"),
             "total": total_of(spent),
-            "lanes": spend_rows(desk.spending.by_lane(since, viewer.tenants), "without a lane"),
+            "lanes": spend_rows(desk.spending.by_lane(since, viewer.tenants), "refused or cancelled"),
             "prices": price_rows(made),
         }
 
     periods = [(name, told) for name, (told, _) in PERIODS.items()]
     return page("spending.html.jinja", viewer, request, **await viewer.backend.run(read), periods=periods,
                 period=period, period_name=words)  # fmt: skip
+
+
+def _by_http(viewer: Viewer) -> bool:
+    """Whether who looks sends work over HTTP: tenants, and everyone where `penstock serve` is all there is."""
+    return not viewer.sees_all or viewer.desk.in_state != ""
 
 
 def _for_operators(viewer: Viewer) -> None:

@@ -44,18 +44,22 @@ class LaneView(NamedTuple):
     left_out: int
 
 
-def lane_views(workers: Sequence[WorkerSeen], depths: Mapping[str, Depth]) -> list[LaneView]:
-    """By name; a lane that has a queue and no worker is among them."""
+def lane_views(
+    workers: Sequence[WorkerSeen], depths: Mapping[str, Depth], *, one_machine: bool = False
+) -> list[LaneView]:
+    """By name; a lane that has a queue and no worker is among them. ``one_machine``: `penstock serve` starts the workers."""
     names = sorted({seen.info.get("lane", "") for seen in workers} | set(depths))
     return [
-        _lane(name, [seen for seen in workers if seen.info.get("lane", "") == name], depths.get(name)) for name in names
+        _lane(name, [seen for seen in workers if seen.info.get("lane", "") == name], depths.get(name), one_machine)
+        for name in names
     ]
 
 
-def _lane(name: str, workers: Sequence[WorkerSeen], depth: Depth | None) -> LaneView:
+def _lane(name: str, workers: Sequence[WorkerSeen], depth: Depth | None, one_machine: bool) -> LaneView:
     alive = [seen for seen in workers if seen.seconds_ago < ALIVE_S]
     engines = engines_of(workers, name)
     queued = held = delayed = "unknown"
+    again = f"no worker lives: start `penstock serve` again with --lane {one_line(name or DEFAULT_LANE, NAME_CHARS)}"
     if depth is not None:
         queued, held, delayed = (
             count(depth.queued + depth.relayed),
@@ -68,9 +72,9 @@ def _lane(name: str, workers: Sequence[WorkerSeen], depth: Depth | None) -> Lane
         queued,
         held,
         delayed,
-        _bound(alive, depth) if engines is None else engines_line(engines),
+        again if one_machine and not alive else _bound(alive, depth) if engines is None else engines_line(engines),
         cards_in_words(workers, name) or "",
-        "" if alive else f"penstock worker --lane {shlex.quote(name or DEFAULT_LANE)}",
+        "" if alive or one_machine else f"penstock worker --lane {shlex.quote(name or DEFAULT_LANE)}",
         [_row(seen) for seen in workers[:ROWS_MAX]],
         max(0, len(workers) - ROWS_MAX),
     )
@@ -83,7 +87,10 @@ def _bound(alive: Sequence[WorkerSeen], depth: Depth | None) -> str:
     if not alive:
         return "no worker lives"
     if slots and busy >= slots:
-        return f"all {count(slots)} slots are taken: more workers, or more slots each, would start more at once"
+        return (
+            f"all {count(slots)} slots are taken: where the provider's limits have room (see Quotas), more workers, or more "
+            "slots each, would start more at once"
+        )
     if depth is not None and not busy and not (depth.queued or depth.unacked or depth.delayed):
         return f"none of {count(slots)} slots is taken: there is nothing to do"
     if depth is not None and depth.queued == 0:

@@ -14,13 +14,13 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.refused import Refused
 from penstock_ledger import RedisLedger, WorkerSeen
 from penstock_producer.feed.served import ALIVE_S, Served, serving_of
-from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.lanes import has_own_model, packs
 
 __all__ = ["Fleet"]
 
 FRESH_S: Final = 1.0  # a look this old is used as it is,
 STALE_S: Final = 10.0  # one this old while the next look is on its way, and no older one
-RETRY_AFTER_S: Final = 5  # a worker that is started needs about as long
+_RETRY_AFTER: Final = {"retry-after": "5"}  # seconds: a worker that is started needs about as long
 
 
 class Fleet:
@@ -81,13 +81,25 @@ class Fleet:
         if loading:
             raise _unavailable(f"a worker is loading the model {model[:80]!r}", "model_loading")
         if not served:
-            raise _unavailable(f"no worker is there for {endpoint}{unfit}", "no_worker")
+            raise self._no_worker(endpoint, unfit)
         raise Refused(
             404, f"The model {model[:80]!r} does not exist here; served are: {', '.join(sorted(set(served))[:20])}",
             code="model_not_found", param="model",
         )  # fmt: skip
 
+    def _no_worker(self, endpoint: str, unfit: str) -> Refused:
+        """Where all workers that live ask by batches, trying again does not help."""
+        alive = {one.info.get("lane", "") for one in self._workers if one.seconds_ago < ALIVE_S}
+        packing = sorted(filter(packs, alive))
+        if not packing or alive - set(packing):
+            return _unavailable(f"no worker is there for {endpoint}{unfit}", "no_worker")
+        return Refused(
+            503, f"nothing here answers at once: all workers are of the lane {packing[0]}, which asks the provider by batches "
+            "that may take a day. Send the request in a batch (POST /v1/batches); an operator adds workers that answer at once "
+            "with `penstock serve --lane auto`, or `penstock worker --lane api`",
+            code="no_worker", kind="server_error", headers=_RETRY_AFTER | {"x-should-retry": "false"},
+        )  # fmt: skip
+
 
 def _unavailable(why: str, code: str) -> Refused:
-    headers = {"retry-after": str(RETRY_AFTER_S)}
-    return Refused(503, f"{why}; try again in some seconds", code=code, kind="server_error", headers=headers)
+    return Refused(503, f"{why}; try again in some seconds", code=code, kind="server_error", headers=_RETRY_AFTER)

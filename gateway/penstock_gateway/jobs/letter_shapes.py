@@ -11,7 +11,7 @@ __all__ = ["Letter", "LetterList", "LetterShown", "Replay", "Replayed"]
 DOCS_MAX: Final = 10_000  # ids that one replay names
 
 _LETTER: Final[dict[str, Any]] = {
-    "doc_id": "ticket-17", "generation": 1, "reason": "http_400", "attempts": 1, "calls": 1, "status_code": 400,
+    "doc_id": "ticket-17", "generation": 1, "reason": "bad_request", "attempts": 1, "calls": 1, "status_code": 400,
     "last_error": "Invalid 'max_tokens': integer below minimum value.", "line": None, "created_at": 1763740931.4,
     "endpoint": None,
 }  # fmt: skip
@@ -24,7 +24,7 @@ def _like(example: Any) -> ConfigDict:
 class Replay(BaseModel):
     """Which dead letters are tried again, and with what changed."""
 
-    model_config = _like({"reason": "http_400", "overrides": {"set": {"max_tokens": 128}}})
+    model_config = _like({"reason": "bad_request", "overrides": {"set": {"max_tokens": 128}}})
 
     reason: Annotated[StrictStr, Field(min_length=1, max_length=200)] | None = None
     doc_ids: Annotated[list[StrictStr], Field(min_length=1, max_length=DOCS_MAX)] | None = None

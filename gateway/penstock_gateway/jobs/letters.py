@@ -28,7 +28,7 @@ PAGE_MAX: Final = 200  # of one answer
 
 _EXAMPLE: Final = (
     '{"id":"batch_req_5d0f…","custom_id":"ticket-17","response":{"status_code":400,"request_id":null,'
-    '"body":{"error":{"message":"Invalid max_tokens"}}},"error":null,"penstock":{"reason":"http_400","attempts":1},'
+    '"body":{"error":{"message":"Invalid max_tokens"}}},"error":null,"penstock":{"reason":"bad_request","attempts":1},'
     '"cursor":"WzEsInRpY2tldC0xNyJd"}\n'
 )
 _LINES: Final[dict[int | str, dict[str, Any]]] = {

@@ -30,7 +30,7 @@ _TYPES: Final[dict[Form, str]] = {
 _READ_ALL: Final[tuple[Form, ...]] = ("markdown", "html")  # every row of a job, for its course
 _EXAMPLE: Final[dict[str, Any]] = {
     "job": "tickets-2026-11-21", "state": "completed", "total": 1000, "succeeded": 994, "dead": 6, "cost_usd": 0.046864,
-    "seconds": 212.6, "dead_by_reason": {"http_400": 6},
+    "seconds": 212.6, "dead_by_reason": {"bad_request": 6},
 }  # fmt: skip
 _TEXT: Final = "99.4 % succeeded, 1.2 % after retry, 0.6 % dead  (994 + 6 of 1,000 documents)\n"
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {

@@ -27,7 +27,7 @@ from penstock_gateway.jobs.schedule_shapes import (
     ScheduleList,
     ScheduleShown,
 )
-from penstock_gateway.jobs.sources import with_tenant
+from penstock_gateway.jobs.sources import with_lane, with_tenant
 from penstock_gateway.refused import Refused
 from penstock_ledger import ScheduleNotFound, ScheduleStore
 from penstock_ledger.schedule import Schedule
@@ -133,7 +133,7 @@ async def notify(request: Request, schedule: str, caller: Writer) -> Noticed:
 
 
 def _added(backend: Backend, caller: Caller, given: NewSchedule) -> ScheduleDetails:
-    options = with_tenant(given.options, caller, own=NewSchedule.model_fields)
+    options = with_lane(with_tenant(given.options, caller, own=NewSchedule.model_fields), backend)
     tenant = options.get("tenant")
     owned_by = "" if tenant is None else stored_key(str(tenant), "")
     _check_room(backend, None if tenant is None else str(tenant))

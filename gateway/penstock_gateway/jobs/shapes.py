@@ -30,7 +30,7 @@ WHERE_MAX: Final = 20  # conditions on outcomes
 SAMPLE_MAX: Final = 10_000  # documents: an interval from more is hardly narrower
 
 _COUNTS: Final = {
-    "total": 1000, "succeeded": 994, "succeeded_after_retry": 12, "dead": 6, "remaining": 0, "dead_by_reason": {"http_400": 6},
+    "total": 1000, "succeeded": 994, "succeeded_after_retry": 12, "dead": 6, "remaining": 0, "dead_by_reason": {"bad_request": 6},
 }  # fmt: skip
 _USAGE: Final = {"calls": 1012, "prompt_tokens": 120345, "completion_tokens": 48021, "cost_usd": 0.046864}
 _JOB: Final[dict[str, Any]] = {

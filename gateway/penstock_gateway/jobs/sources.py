@@ -17,9 +17,10 @@ from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import Whose
 from penstock_producer import SpecError
 from penstock_producer.errors import Problem, seen
+from penstock_producer.job.lanes import DEFAULT_LANE
 from penstock_producer.job.spec import JobSpec
 
-__all__ = ["Source", "options_of", "reading", "source_of", "with_tenant"]
+__all__ = ["Source", "options_of", "reading", "source_of", "with_lane", "with_tenant"]
 
 _FILE: Final = "file-"
 
@@ -53,9 +54,17 @@ def source_of(backend: Backend, caller: Caller, named: str) -> Source:
     return Source(store.place(file), uploaded=True)
 
 
-def options_of(given: NewJob, caller: Caller) -> dict[str, Any]:
-    """The job options, with the tenant whose job it is. Raises SpecError."""
-    return with_tenant(given.options, caller, own=given.__class__.model_fields, problems=_sources(given))
+def options_of(given: NewJob, caller: Caller, backend: Backend) -> dict[str, Any]:
+    """The job options, with the tenant whose job it is, and the lane. Raises SpecError."""
+    named = with_tenant(given.options, caller, own=given.__class__.model_fields, problems=_sources(given))
+    return with_lane(named, backend)
+
+
+def with_lane(options: dict[str, Any], backend: Backend) -> dict[str, Any]:
+    """Job options that name no lane go where batches go that name none: there may be workers of that lane alone."""
+    usual = backend.settings.gateway.batches.lane
+    told = options.get("lane") is not None or options.get("lanes")
+    return options if told or usual == DEFAULT_LANE else options | {"lane": usual}
 
 
 def with_tenant(

@@ -51,7 +51,7 @@ async def submit(
     """
     backend = backend_of(request)
     key = given.job if given.job is not None else idempotency_key
-    options = options_of(given, caller)
+    options = options_of(given, caller, backend)
     async with reading(backend, caller):
         job, is_new = await backend.run(_submitted, backend, caller, given, options, key)
     response.status_code = 201 if is_new else 200
@@ -66,7 +66,7 @@ async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
     Reads the whole source, as a submit does, and guesses tokens and cost from its first documents. Nothing is accepted.
     """
     backend = backend_of(request)
-    options = options_of(given, caller)
+    options = options_of(given, caller, backend)
     if given.source is None:
         fix = "give the id of an uploaded file, or an s3:// URI"
         raise SpecError([Problem("missing_field", "/source", "only sources are estimated", fix)])
@@ -86,7 +86,7 @@ async def preview(
     Looks at the first 100 rows of a source, or outcomes of a job. Nothing is accepted or called.
     """
     backend = backend_of(request)
-    options = options_of(given, caller)
+    options = options_of(given, caller, backend)
     if given.open:
         fix = "give source or from_job"
         raise SpecError([Problem("missing_field", "/source", "an open job has no documents yet", fix)])

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock_producer.job.options import OPTIONS
 
-__all__ = ["over_http"]
+__all__ = ["on_page", "over_http"]
 
 _OF_PROVIDERS: Final = (
     "base_url", "api_key_env", "profile", "rpm", "tpm", "itpm", "otpm", "usd_per_mtok_in", "usd_per_mtok_out",
@@ -25,6 +25,7 @@ _RULES: Final = tuple(
         (r"--param (\w+)", r"params.\1"),
     )
 )
+_OF_A_REPLAY: Final = re.compile(r" \(overrides\.set\.\w+ of a replay\)")
 _FLAG: Final = re.compile(r"--([a-z][a-z0-9-]*)")
 _SAID_TWICE: Final = re.compile(r"\b(\w+) \(\1\)")
 _QUOTED: Final = re.compile(r"('[^'\n]*'|\"[^\"\n]*\")")
@@ -40,6 +41,11 @@ def over_http(text: str) -> str:
     request and no setting stay."""
     parts = _QUOTED.split(text)
     return "".join(part if number % 2 else _in_fields(part) for number, part in enumerate(parts))
+
+
+def on_page(text: str) -> str:
+    """The same for a page, which has a form for replays: no field of a replay's request is named."""
+    return _OF_A_REPLAY.sub("", over_http(text))
 
 
 def _in_fields(text: str) -> str:

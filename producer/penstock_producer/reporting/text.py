@@ -72,6 +72,8 @@ def duration(seconds: float) -> str:
 
 def usd(amount: float) -> str:
     """Cents below a hundred dollars are interesting; below a dollar the fractions of a cent are, too."""
+    if 0 < amount < 0.000_05:
+        return "<$0.0001"
     return f"${amount:,.4f}" if 0 < amount < 1 else f"${amount:,.2f}"
 
 
