@@ -224,7 +224,7 @@ def test_what_a_table_has_not_is_refused(api: Client, db: Database, monkeypatch:
     assert api.get(path, form="parquet", escape_formulas="true").json["param"] == "escape_formulas"
     assert api.get(path, form="xlsx").status == 400
     assert api.get("/v1/jobs/job_none/results", form="csv").status == 404
-    monkeypatch.setattr(arrow.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("penstock_producer.tables.arrow.util.find_spec", lambda name: None)
     missing = api.get(path, form="parquet")
     assert (missing.status, missing.json["code"]) == (501, "form_unavailable")
     assert "pip install 'penstock[parquet]'" in missing.json["detail"]
