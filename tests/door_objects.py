@@ -82,8 +82,8 @@ MAKERS: Mapping[str, Maker] = {
     "/v1/notifications/": notified_schedule,
     "/ui/jobs/": job,
 }
-# Names of things that belong to no tenant, so that only administrators reach them.
-OF_OPERATORS = ("/ui/static/",)
+# Names of things that belong to no tenant, and are the same for all.
+OF_NO_TENANT = ("/ui/static/", "/v1/models/")
 
 
 def _batch(database: Database, tenant: str, kind: str, batch_id: str) -> str:

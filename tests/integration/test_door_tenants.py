@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from door_objects import MAKERS, OF_OPERATORS, Maker
+from door_objects import MAKERS, OF_NO_TENANT, Maker
 from doors import door, door_settings, new_key
 from servers import RedisServer
 from starlette.routing import Route as Routed
@@ -48,7 +48,7 @@ def maker_of(path: str) -> Maker:
     return MAKERS[max(fitting, key=len)]
 
 
-NAMING = [one for one in routes() if PARAMETER.search(one.path) and not one.path.startswith(OF_OPERATORS)]
+NAMING = [one for one in routes() if PARAMETER.search(one.path) and not one.path.startswith(OF_NO_TENANT)]
 LISTING = [
     one for one in routes() if one.method == "GET" and one.path.startswith("/v1/") and not PARAMETER.search(one.path)
 ]
