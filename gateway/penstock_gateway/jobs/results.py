@@ -21,10 +21,9 @@ from penstock_gateway.refused import Refused
 from penstock_ledger.model import Job, Result
 from penstock_producer.errors import SinkError
 from penstock_producer.outputs import error_line, output_line
-from penstock_producer.tables.csv_form import csv_lines
 from penstock_producer.tables.cursors import Committed
-from penstock_producer.tables.parquet_form import parquet_pieces
 from penstock_producer.tables.reading import Reading
+from penstock_producer.tables.write import TableFormat, table_pieces
 
 router = APIRouter()
 
@@ -103,19 +102,14 @@ async def results(
 
 
 async def _table(
-    backend: Backend, caller: Caller, job: str, form: Literal["csv", "parquet"], *, escape_formulas: bool
+    backend: Backend, caller: Caller, job: str, form: TableFormat, *, escape_formulas: bool
 ) -> StreamingResponse:
     """As `penstock results` writes it. A batch of rows is in memory, so that each takes one of the readings of its tenant."""
 
     def begin() -> tuple[Job, Iterator[bytes]]:
         found = find_job(backend, caller, job)
         rows = Reading(backend.database, found)
-        columns = rows.table.columns
-        made = (
-            csv_lines(rows, columns, escape_formulas=escape_formulas)
-            if form == "csv"
-            else parquet_pieces(rows, columns)
-        )
+        made = table_pieces(rows, rows.table.columns, form, escape_formulas=escape_formulas)
         try:
             return found, chain([next(made)], made)
         except SinkError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -12,7 +12,7 @@ from penstock_producer.job.endpoints import BASE_URLS, Kind, check_path
 from penstock_producer.prices.known import known_discount, known_prices, without_date
 from penstock_producer.prices.token_prices import Discount, ModelPrices
 
-DISCOUNTED = 1_024  # prices that are kept with another discount; one more is made again
+KNOWN: Final = 1_024  # models of the table that are kept with another discount; one more is made again
 
 
 class ProviderFacts(BaseModel):
@@ -44,13 +44,13 @@ class ProviderFacts(BaseModel):
                     return own
         if self._of_all_models is not None:
             return self._of_all_models
-        known = next((found for name in names if (found := known_prices(self.base_url, name)) is not None), None)
-        return known if known is None or self.batch_discount is None else _discounted(known, self.batch_discount)
+        known = (_known(self.base_url, name, self.batch_discount) for name in names)
+        return next((found for found in known if found is not None), None)
 
     @cached_property
     def _own(self) -> Mapping[str, ModelPrices]:
         return {
-            name: one if one.batch_discount is not None else _discounted(one, self._discount)
+            name: one if one.batch_discount is not None else one.model_copy(update={"batch_discount": self._discount})
             for name, one in self.prices.items()
         }
 
@@ -79,6 +79,8 @@ class ProviderFacts(BaseModel):
         return tuple(check_path(endpoint) for endpoint in endpoints)
 
 
-@lru_cache(maxsize=DISCOUNTED)
-def _discounted(prices: ModelPrices, discount: float | None) -> ModelPrices:
-    return prices.model_copy(update={"batch_discount": discount})
+@lru_cache(maxsize=KNOWN)
+def _known(base_url: str, model: str, discount: float | None) -> ModelPrices | None:
+    """As the table has them, but for the discount of batches where one is given."""
+    found = known_prices(base_url, model)
+    return found if found is None or discount is None else found.model_copy(update={"batch_discount": discount})

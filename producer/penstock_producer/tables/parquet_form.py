@@ -6,24 +6,17 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from penstock_producer.storage import Writer
 from penstock_producer.tables.arrow import batches, need_pyarrow, schema_of
 from penstock_producer.tables.columns import Column, Row
 
-__all__ = ["parquet_pieces", "write_parquet"]
+__all__ = ["parquet_pieces"]
 
 COMPRESSION = "zstd"
 
 
-def write_parquet(writer: Writer, rows: Iterable[Row], columns: Sequence[Column]) -> None:
-    """Write all rows; the file is whole when this returns. Raises SinkError where pyarrow is missing."""
-    for piece in parquet_pieces(rows, columns):
-        writer.write(piece)
-
-
 def parquet_pieces(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[bytes]:
-    """The same as the bytes of the file, in their order: what is not read to its end has no footer, and is no Parquet file.
-    Raises SinkError with the first one where pyarrow is missing."""
+    """The bytes of the file, in their order: what is not read to its end has no footer, and is no Parquet file. Raises SinkError
+    with the first piece where pyarrow is missing."""
     need_pyarrow("Parquet")
     from pyarrow import parquet
 

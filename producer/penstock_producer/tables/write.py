@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -11,10 +11,10 @@ from penstock_producer.storage import Writer, open_sink
 from penstock_producer.tables.arrow import need_pyarrow
 from penstock_producer.tables.columns import Column, Row
 from penstock_producer.tables.csv_form import csv_lines
-from penstock_producer.tables.parquet_form import write_parquet
+from penstock_producer.tables.parquet_form import parquet_pieces
 from penstock_producer.tables.reading import Reading
 
-__all__ = ["TABLE_FORMATS", "TableFormat", "Written", "check_format", "write_rows", "write_table"]
+__all__ = ["TABLE_FORMATS", "TableFormat", "Written", "check_format", "table_pieces", "write_rows", "write_table"]
 
 TableFormat = Literal["parquet", "csv"]
 TABLE_FORMATS: Final[tuple[TableFormat, ...]] = get_args(TableFormat)
@@ -60,8 +60,16 @@ def write_table(
 def write_rows(
     writer: Writer, rows: Iterable[Row], columns: Sequence[Column], form: TableFormat, *, escape_formulas: bool = False
 ) -> None:
-    if form == "parquet":
-        write_parquet(writer, rows, columns)
-        return
-    for line in csv_lines(rows, columns, escape_formulas=escape_formulas):
-        writer.write(line)
+    for piece in table_pieces(rows, columns, form, escape_formulas=escape_formulas):
+        writer.write(piece)
+
+
+def table_pieces(
+    rows: Iterable[Row], columns: Sequence[Column], form: TableFormat, *, escape_formulas: bool = False
+) -> Iterator[bytes]:
+    """The bytes of the file, in their order. Raises SinkError with the first piece where what the form needs is missing."""
+    return (
+        parquet_pieces(rows, columns)
+        if form == "parquet"
+        else csv_lines(rows, columns, escape_formulas=escape_formulas)
+    )
