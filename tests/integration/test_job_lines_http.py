@@ -74,6 +74,22 @@ def test_dead_letters_are_lines_that_go_on_where_a_reader_stopped(
     assert api.get(path, form="csv").status == 400
 
 
+def test_no_answer_of_a_provider_ends_a_stream(api: Client, db: Database) -> None:
+    """One nested too deep for JSON to be written is text in its letter and no error body in a line; and no line names the
+    folder of uploads."""
+    job_id = api.post("/v1/jobs", {**SPEC, "source": uploaded(api)}).json["id"]
+    uri = JobStore(db).get(job_id).source["uri"]
+    deep = b'{"error": %b}' % (b"[" * 300 + b"]" * 300)
+    error = f"{uri} line 1: refused"
+    OutcomeStore(db).settle([], [DeadLetter(ItemKey(job_id, 1, "d0"), "http_400", 1, 1, error, 400, b"{}", deep)])
+    for path in ("results", "dead-letter-lines"):
+        answer = api.get(f"/v1/jobs/{job_id}/{path}")
+        assert (answer.status, answer.raw.count(b"\n")) == (200, 1), answer.raw
+        told = json.loads(answer.raw)["response"]["body"]["error"]["message"]
+        assert told == error.replace(uri, api.get(f"/v1/jobs/{job_id}").json["source"]["uri"]) != error
+    assert api.get(f"/v1/jobs/{job_id}/dead-letters/d0").json["response"] == deep.decode()
+
+
 def test_dead_letters_as_requests_are_submitted_again(api: Client, settings: GatewaySettings, db: Database) -> None:
     """Lines that were never a request are left out; what is uploaded of the others is a job of the same requests."""
     job_id = ended(api, settings, db)

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.jobs.names import Reader, find_job
-from penstock_ledger.model import Result
+from penstock_gateway.jobs.names import Reader, find_job, told_letter
+from penstock_ledger.model import Job, Result
 from penstock_producer.outputs import error_line, output_line
 from penstock_producer.tables.cursors import Committed
 
@@ -58,7 +58,8 @@ async def results(
 
     def begin() -> Iterator[bytes]:
         found = find_job(backend, caller, job)
-        return map(_line, backend.producer.outcomes(found.job_id, after=after, dead_letters=dead_letters))
+        outcomes = backend.producer.outcomes(found.job_id, after=after, dead_letters=dead_letters)
+        return (_line(found, one) for one in outcomes)
 
     return await streamed(backend, begin, limit)
 
@@ -95,7 +96,7 @@ def _next_piece(lines: Iterator[bytes]) -> bytes:
     return bytes(piece)
 
 
-def _line(committed: Committed) -> bytes:
+def _line(job: Job, committed: Committed) -> bytes:
     outcome = committed.outcome
-    line = output_line(outcome) if isinstance(outcome, Result) else error_line(outcome)
+    line = output_line(outcome) if isinstance(outcome, Result) else error_line(told_letter(job, outcome))
     return with_cursor(line, committed.cursor)
