@@ -175,11 +175,12 @@ def _one_line(body: bytes) -> bytes:
 
 
 def _refusal(letter: DeadLetter) -> Any:
-    """The provider's own error body; one made from what is known where only an excerpt or no JSON was kept."""
+    """The provider's own error body; one made from what is known where only an excerpt, no JSON, or JSON too deep to be written
+    again was kept."""
     try:
         body = orjson.loads(letter.response or b"")
-    except orjson.JSONDecodeError:
-        body = None
-    if isinstance(body, dict) and "error" in body:
-        return body
+        if isinstance(body, dict) and "error" in body:
+            return orjson.Fragment(orjson.dumps(body))
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        pass
     return {"error": {"message": letter.last_error, "type": None, "param": None, "code": letter.reason}}

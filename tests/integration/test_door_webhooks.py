@@ -285,6 +285,21 @@ def test_one_endpoint_with_many_events_leaves_room_for_others(store: WebhookStor
     assert sum(one.delivered_at is not None for one in store.deliveries(busy, 100)) == 1
 
 
+def test_one_tenant_with_many_endpoints_leaves_room_for_others(store: WebhookStore) -> None:
+    """Its receivers may hang and its events come faster than they are sent: another tenant's are sent next all the same."""
+    for number in range(20):
+        name = endpoint(store, number, "loud")
+        for _ in range(3):
+            store.test(name)
+    calm = endpoint(store, 99, "calm")
+    for _ in range(2):
+        store.test(calm)
+    taken = [one.endpoint_id for one in store.claim("a", 60.0, most=16, per_endpoint=1)]
+    assert (len(taken), taken.count(calm)) == (16, 1)
+    assert [one.endpoint_id for one in store.claim("a", 60.0, most=1, per_endpoint=1)] == [calm]
+    assert [one.endpoint_id for one in store.claim("a", 60.0, most=1, per_endpoint=1)] != [calm]
+
+
 def test_deliveries_that_are_over_are_forgotten_in_time(store: WebhookStore) -> None:
     """Those that still wait stay."""
     name = endpoint(store, 1)

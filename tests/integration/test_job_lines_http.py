@@ -83,6 +83,22 @@ def test_dead_letters_are_lines_that_go_on_where_a_reader_stopped(
     assert api.get(path, form="csv").status == 400
 
 
+def test_no_answer_of_a_provider_ends_a_stream(api: Client, db: Database) -> None:
+    """One nested too deep for JSON to be written is text in its letter and no error body in a line; and no line names the
+    folder of uploads."""
+    job_id = api.post("/v1/jobs", {**SPEC, "source": uploaded(api)}).json["id"]
+    uri = JobStore(db).get(job_id).source["uri"]
+    deep = b'{"error": %b}' % (b"[" * 300 + b"]" * 300)
+    error = f"{uri} line 1: refused"
+    OutcomeStore(db).settle([], [DeadLetter(ItemKey(job_id, 1, "d0"), "http_400", 1, 1, error, 400, b"{}", deep)])
+    for path in ("results", "dead-letter-lines"):
+        answer = api.get(f"/v1/jobs/{job_id}/{path}")
+        assert (answer.status, answer.raw.count(b"\n")) == (200, 1), answer.raw
+        told = json.loads(answer.raw)["response"]["body"]["error"]["message"]
+        assert told == error.replace(uri, api.get(f"/v1/jobs/{job_id}").json["source"]["uri"]) != error
+    assert api.get(f"/v1/jobs/{job_id}/dead-letters/d0").json["response"] == deep.decode()
+
+
 def test_dead_letters_as_requests_are_submitted_again(api: Client, settings: GatewaySettings, db: Database) -> None:
     """Lines that were never a request are left out; what is uploaded of the others is a job of the same requests."""
     job_id = ended(api, settings, db)
@@ -195,6 +211,19 @@ def test_results_as_csv_are_those_of_the_command_line(api: Client, db: Database,
     assert answer.raw == (tmp_path / "all.csv").read_bytes()
     assert (b"'=HYPERLINK" in answer.raw) == escape
     assert len(list(csv.reader(io.StringIO(answer.raw.decode(), newline="")))) == len(ODD) + 2
+
+
+def test_no_form_of_results_has_the_place_of_an_uploaded_file(api: Client, db: Database) -> None:
+    """Its id stands for it in what a dead letter says."""
+    file = uploaded(api)
+    made = api.post("/v1/jobs", {**SPEC, "source": file}).json
+    place_of_file = str(JobStore(db).get(made["id"]).source["uri"])
+    letter = DeadLetter(ItemKey(made["id"], 1, "dead"), "bad_row", 0, 0, f"{place_of_file}, line 3: no", None, b"", b"")
+    OutcomeStore(db).settle([], [letter])
+    for form in ("jsonl", "csv"):
+        answer = api.get(f"/v1/jobs/{made['id']}/results", form=form).raw.decode()
+        assert place_of_file not in answer
+        assert f"{file}, line 3: no" in answer
 
 
 def test_results_as_parquet_are_those_of_the_command_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,10 @@ def test_schedules_of_another_tenant_are_not_there(
     assert (named.status, named.json["source"]["outcomes_of"]["schedule"]) == (201, "@shop/daily"), named.raw
     reader = Client(shop.url, new_key(settings, "shop", "read"))
     assert reader.post("/v1/schedules", given(settings, "x")).status == 403
+    size = len(json.dumps(both[0].json["spec"])) + len(json.dumps(named.json["spec"]))
+    monkeypatch.setattr(room, "OF_TENANT_CHARS_MAX", size + 1_000)
+    large = shop.post("/v1/schedules", given(settings, "large", prompt="{text}" + "x" * 1_000))
+    assert (large.status, large.json["code"]) == (409, "too_many_schedules")
     monkeypatch.setattr(room, "OF_TENANT_MAX", 2)
     full = shop.post("/v1/schedules", given(settings, "third"))
     assert (full.status, full.json["code"]) == (409, "too_many_schedules")

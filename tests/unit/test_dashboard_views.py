@@ -79,6 +79,8 @@ def test_a_request_to_be_edited_means_what_it_meant() -> None:
     assert not set(text) & set("\u202e\u200b\x1b")
     assert "é \U0001f600" in text
     assert json_text(b"no json") == "no json"
+    mostly_indents = b"[" * 900 + b",".join([b"1"] * 10_000) + b"]" * 900
+    assert json_text(mostly_indents) == mostly_indents.decode()
 
 
 @pytest.mark.parametrize(

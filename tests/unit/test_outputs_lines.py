@@ -80,9 +80,19 @@ def test_a_refused_request_keeps_the_providers_words() -> None:
     assert parsed["penstock"] == {"reason": "context_overflow", "attempts": 4, "generation": 2}
 
 
-@pytest.mark.parametrize("kept", [None, b"<html>", b'{"error": {"message": "cut', b"[]", b'{"detail": "x"}'])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        None,
+        b"<html>",
+        b'{"error": {"message": "cut',
+        b"[]",
+        b'{"detail": "x"}',
+        b'{"error": %b}' % (b"[" * 300 + b"]" * 300),
+    ],
+)
 def test_a_refusal_without_usable_words_says_what_is_known(kept: bytes | None) -> None:
-    """Excerpts and HTML pages are not error bodies: one is made of the reason and the last error."""
+    """Excerpts, HTML pages and JSON too deep to be written are not error bodies: one is made of the reason and last error."""
     body = json.loads(error_line(letter("server_error", 503, kept)))["response"]["body"]
     assert (body["error"]["code"], body["error"]["message"]) == ("server_error", "what was said")
 

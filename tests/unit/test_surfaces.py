@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from penstock_ledger import JobNotFound, NothingToReplay, PenstockError, ScheduleExists, ScheduleNotFound
+from penstock_producer import ContentError
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.prices.spent_budget import spent_budget
 from penstock_producer.reporting.fixes import FIXES
@@ -28,6 +30,22 @@ from penstock_producer.reporting.surfaces import on_page, over_http
 def test_a_flag_is_said_as_the_field_that_it_sets(typed: str, sent: str) -> None:
     """Once where both stand there, never inside of quoted text, and no flag of another program."""
     assert over_http(typed) == sent
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        JobNotFound("j"),
+        NothingToReplay("j", None),
+        ScheduleNotFound("nightly"),
+        ScheduleExists("nightly"),
+        ContentError("running", "its outcomes can be read once it has ended (penstock status --watch)"),
+        ContentError("empty_source", "no outcome of job j satisfies 'status=dead'; penstock report counts what it has"),
+    ],
+)
+def test_no_command_is_advised_to_those_who_have_none(error: PenstockError) -> None:
+    """What lists and shows things on the command line has a request of its own here, which the caller has just made."""
+    assert re.search(r"penstock |--[a-z]|[:;(]$", over_http(error.public_message)) is None
 
 
 def test_no_fix_of_a_reason_speaks_of_the_command_line() -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock_gateway.batches.figures import CANCELLED, DEADLINE, ended_by_deadline
 from penstock_gateway.batches.usage import Details
+from penstock_gateway.jobs.names import told_letter
 from penstock_ledger import DoorBatch, DoorBatchState, OutcomeStore
 from penstock_ledger.model import DeadLetter, ItemKey, Job
 from penstock_producer.outputs import error_line, output_line
@@ -31,7 +32,7 @@ def errors_of(outcomes: OutcomeStore, batch: DoorBatch, job: Job) -> Iterator[by
     late = batch.state is not DoorBatchState.CANCELLING and ended_by_deadline(job)
     for letter in outcomes.dead_letters(job.job_id):
         if letter.reason not in (CANCELLED, DEADLINE):
-            yield error_line(letter)
+            yield error_line(told_letter(job, letter))
         elif late:
             yield error_line(replace(letter, reason=DEADLINE, last_error=EXPIRED, status_code=None))
         else:

@@ -18,6 +18,8 @@ FIRST_CHARS: Final = 1_200  # of one text before a person asks for all of it
 MOST_CHARS: Final = 100_000  # of one text on a page at all
 TURNS_MAX: Final = 50  # of one conversation
 ROLE_CHARS: Final = 40
+INDENTED_MAX: Final = 10 * MOST_CHARS  # of a body with its indents
+_ENCODER: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
 _HIDES: Final = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
 
 
@@ -44,18 +46,31 @@ def shown(text: str, first: int = FIRST_CHARS) -> Shown:
 
 
 def json_text(body: bytes | None) -> str:
-    """A body with indents where it is JSON, as it is where it is not. What hides or reorders text stands as an escape of JSON,
-    so that what is shown is what is sent."""
+    """A body with indents where it is JSON, as it is where it is not, or where indents would make it too long for a page. What
+    hides or reorders text stands as an escape of JSON, so that what is shown is what is sent."""
     if not body:
         return ""
     text = body.decode("utf-8", "replace")
     if len(text) > MOST_CHARS:
         return text  # indents would make it longer still
     try:
-        written = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+        written = _indented(json.loads(text))
     except (ValueError, RecursionError):
         return text
+    if written is None:
+        return text
     return _HIDES.sub(lambda found: f"\\u{ord(found[0]):04x}", written)
+
+
+def _indented(value: Any) -> str | None:
+    """None for what would be longer than INDENTED_MAX: a long list inside of many others is mostly indents."""
+    pieces, size = list[str](), 0
+    for piece in _ENCODER.iterencode(value):
+        pieces.append(piece)
+        size += len(piece)
+        if size > INDENTED_MAX:
+            return None
+    return "".join(pieces)
 
 
 def prompt_of(body: bytes) -> list[Turn]:

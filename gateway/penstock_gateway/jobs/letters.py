@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
@@ -14,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.jobs.cursors import decoded, encoded
 from penstock_gateway.jobs.letter_shapes import Letter, LetterList, LetterShown
-from penstock_gateway.jobs.names import Reader, find_job, told_of
+from penstock_gateway.jobs.names import Reader, find_job, told_letter, told_of
 from penstock_gateway.jobs.results import NDJSON, streamed, with_cursor
 from penstock_gateway.refused import not_found
 from penstock_ledger import OutcomeStore
@@ -130,7 +129,7 @@ def _letter(backend: Backend, job: Job, doc_id: str) -> Letter:
 def _exported(job: Job, letter: DeadLetter, endpoint: str | None) -> bytes:
     """A line of `errors.jsonl`; with an ``endpoint`` a line of input."""
     if endpoint is None:
-        line = error_line(replace(letter, last_error=told_of(job, letter.last_error)))
+        line = error_line(told_letter(job, letter))
     else:
         line = input_line(letter.key.doc_id, letter.request, letter.endpoint or endpoint)
     return with_cursor(line, encoded(letter.key.generation, letter.key.doc_id))
@@ -146,10 +145,12 @@ def _fields(job: Job, letter: DeadLetter) -> dict[str, Any]:
 
 
 def _readable(body: bytes | None) -> Any:
-    """JSON as JSON, anything else as text, nothing as null."""
+    """JSON as JSON, anything else as text, nothing as null. JSON too deep to be written again is text as well."""
     if not body:
         return None
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
+        found = orjson.loads(body)
+        orjson.dumps(found)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return body.decode("utf-8", "replace")
+    return found

@@ -6,6 +6,7 @@ this tenant only, so that no other door can give it to another job.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Final
 
 from fastapi import Depends
@@ -14,11 +15,21 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.ids import is_id
 from penstock_ledger import JobNotFound, JobStore
-from penstock_ledger.model import Job
+from penstock_ledger.model import DeadLetter, Job
 from penstock_producer.accepting.tenant_keys import tenant_prefix
 from penstock_producer.reporting.surfaces import over_http
 
-__all__ = ["Reader", "Writer", "find_job", "shown_key", "shown_source", "stored_key", "tenant_of", "told_of"]
+__all__ = [
+    "Reader",
+    "Writer",
+    "find_job",
+    "shown_key",
+    "shown_source",
+    "stored_key",
+    "tenant_of",
+    "told_letter",
+    "told_of",
+]
 
 Reader = Annotated[Caller, Depends(caller_with("read"))]
 Writer = Annotated[Caller, Depends(caller_with("write"))]
@@ -54,6 +65,11 @@ def told_of(job: Job, text: str | None) -> str:
     uri, shown = str(job.source.get("uri", "")), shown_source(job)
     said = text or ""
     return over_http(said if uri == shown or not uri else said.replace(uri, shown))
+
+
+def told_letter(job: Job, letter: DeadLetter) -> DeadLetter:
+    """A dead letter whose last error its tenant may read."""
+    return replace(letter, last_error=told_of(job, letter.last_error))
 
 
 def find_job(backend: Backend, caller: Caller, name: str) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.jobs.names import Reader, find_job, shown_key
+from penstock_gateway.jobs.names import Reader, find_job, shown_key, told_letter
 from penstock_gateway.jobs.sources import reading
 from penstock_gateway.refused import Refused
 from penstock_ledger.model import Job, Result
@@ -94,7 +95,8 @@ async def results(
         nonlocal state
         found = find_job(backend, caller, job)
         state = str(found.state)
-        return map(_line, backend.producer.outcomes(found.job_id, after=after, dead_letters=dead_letters))
+        outcomes = backend.producer.outcomes(found.job_id, after=after, dead_letters=dead_letters)
+        return (_line(found, one) for one in outcomes)
 
     answer = await streamed(backend, begin, limit)
     answer.headers[STATE] = state
@@ -108,7 +110,7 @@ async def _table(
 
     def begin() -> tuple[Job, Iterator[bytes]]:
         found = find_job(backend, caller, job)
-        rows = Reading(backend.database, found)
+        rows = Reading(backend.database, found, letter=partial(told_letter, found))
         made = table_pieces(rows, rows.table.columns, form, escape_formulas=escape_formulas)
         try:
             return found, chain([next(made)], made)
@@ -168,7 +170,7 @@ def _next_piece(lines: Iterator[bytes]) -> bytes:
     return bytes(piece)
 
 
-def _line(committed: Committed) -> bytes:
+def _line(job: Job, committed: Committed) -> bytes:
     outcome = committed.outcome
-    line = output_line(outcome) if isinstance(outcome, Result) else error_line(outcome)
+    line = output_line(outcome) if isinstance(outcome, Result) else error_line(told_letter(job, outcome))
     return with_cursor(line, committed.cursor)

@@ -7,8 +7,9 @@ meet. One that was added by the command line may be a tenant's by its job option
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ router = APIRouter()
 
 NAME_MAX: Final = 300  # characters: a name has 64, and a tenant may stand before it
 OF_TENANT_MAX: Final = 100  # schedules of one tenant that are added here; a fleet has room for 1,000
+OF_TENANT_CHARS_MAX: Final = 4_000_000  # of their options together: control processes read those that are due as often
 FIRINGS_SHOWN: Final = 20
 _ID: Final = re.compile(r"sched_[0-9a-f]{20}")
 _BODY: Final[dict[str, Any]] = {
@@ -77,8 +79,8 @@ async def list_schedules(request: Request, caller: Reader) -> ScheduleList:
     backend = backend_of(request)
 
     def look() -> ScheduleList:
-        found = ScheduleStore(backend.database).list()
-        return ScheduleList(data=[ScheduleShown(**_fields(one)) for one in found if caller.may_see(_tenant(one))])
+        found = ScheduleStore(backend.database).list(lambda one: caller.may_see(_tenant(one)))
+        return ScheduleList(data=[ScheduleShown(**_fields(one)) for one in found])
 
     return await backend.run(look)
 
@@ -136,7 +138,7 @@ def _added(backend: Backend, caller: Caller, given: NewSchedule) -> ScheduleDeta
     options = with_lane(with_tenant(given.options, caller, own=NewSchedule.model_fields), backend)
     tenant = options.get("tenant")
     owned_by = "" if tenant is None else stored_key(str(tenant), "")
-    _check_room(backend, None if tenant is None else str(tenant))
+    _check_room(backend, None if tenant is None else str(tenant), options)
     when: dict[str, Any] = {"timezone": given.timezone, "catch_up": given.catch_up, "overlap": given.overlap}
     over = _outcomes_of(backend, caller, given)
     if over is None:
@@ -182,13 +184,22 @@ def _outcomes_of(backend: Backend, caller: Caller, given: NewSchedule) -> Outcom
     return OutcomesOf(None, behind.name, given.where)
 
 
-def _check_room(backend: Backend, tenant: str | None) -> None:
+def _check_room(backend: Backend, tenant: str | None, options: Mapping[str, Any]) -> None:
     if tenant is None:
         return
-    number = sum(_tenant(one) == tenant for one in ScheduleStore(backend.database).list())
-    if number >= OF_TENANT_MAX:
+    own = ScheduleStore(backend.database).list(lambda one: _tenant(one) == tenant)
+    if len(own) >= OF_TENANT_MAX:
         message = f"this tenant has {OF_TENANT_MAX} schedules, as many as one may; remove one"
         raise Refused(409, message, code="too_many_schedules")
+    size = _chars(options) + sum(_chars(one.spec) for one in own)
+    if size > OF_TENANT_CHARS_MAX:
+        message = f"the options of this tenant's schedules would have {size:,} characters together, and may have "
+        message += f"{OF_TENANT_CHARS_MAX:,}; write a shorter prompt, or remove a schedule"
+        raise Refused(409, message, code="too_many_schedules")
+
+
+def _chars(options: Mapping[str, Any]) -> int:
+    return len(json.dumps(options, ensure_ascii=False))
 
 
 def _find(backend: Backend, caller: Caller, name: str) -> Schedule:

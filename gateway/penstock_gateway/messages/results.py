@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -55,14 +56,15 @@ def _line(batch: DoorBatch, job: Job, outcome: Result | DeadLetter) -> bytes:
     return _written(outcome.key.doc_id, {"type": "errored", "error": _error(job, outcome)})
 
 
-def _error(job: Job, letter: DeadLetter) -> dict[str, Any]:
+def _error(job: Job, letter: DeadLetter) -> Any:
     """The provider's own error where it gave one; of a refused request its line, without the place where the file lies here."""
-    try:
+    with contextlib.suppress(
+        orjson.JSONDecodeError, orjson.JSONEncodeError
+    ):  # the latter: too deep to be written again
         given = orjson.loads(letter.response or b"")
-    except orjson.JSONDecodeError:
-        given = None
-    if isinstance(given, dict) and given.get("type") == "error" and isinstance(given.get("error"), dict):
-        return {"type": "error", "error": given["error"], "request_id": given.get("request_id")}
+        if isinstance(given, dict) and given.get("type") == "error" and isinstance(given.get("error"), dict):
+            theirs = {"type": "error", "error": given["error"], "request_id": given.get("request_id")}
+            return orjson.Fragment(orjson.dumps(theirs))
     code = letter.status_code
     is_theirs = letter.line is not None or (code is not None and 400 <= code < 500)
     kind = "invalid_request_error" if is_theirs else "timeout_error" if letter.reason == "timeout" else "api_error"

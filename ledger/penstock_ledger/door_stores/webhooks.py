@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, delete, func, insert, literal, or_, select, update
 
 from penstock_ledger.door_stores.events import AT_ONCE, ENDPOINTS_MAX, TEST_EVENT, new_event
 from penstock_ledger.door_stores.whose import Whose
@@ -27,6 +27,7 @@ FAILING_MAX_S: Final = (
 )  # for which nothing has arrived at an endpoint: longer than a weekend without anyone at work
 _END: Final = webhook_endpoints.c
 _DEL: Final = webhook_deliveries.c
+_OF_ENDPOINT: Final = _DEL.endpoint_id == _END.endpoint_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +196,19 @@ class WebhookStore:
     def claim(
         self, owner: str, ttl_s: float, *, most: int, per_endpoint: int, without: Collection[str] = ()
     ) -> list[DueDelivery]:
-        """Deliveries whose time has come, a few of each endpoint, so that none waits behind another's many."""
+        """Deliveries whose time has come, a few of each endpoint, so that none waits behind another's many. Endpoints of tenants
+        for whom ``owner`` does less come first: one whose receivers never answer fills no more than is left over."""
 
         def take(connection: Connection) -> list[DueDelivery]:
             now = self._db.now(connection)
+            first = func.min(_DEL.next_at)
+            nth = func.row_number().over(partition_by=_END.tenant, order_by=first)  # of its tenant's endpoints
             waiting = (
                 select(_DEL.endpoint_id)
+                .outerjoin(webhook_endpoints, _OF_ENDPOINT)
                 .where(_due(now), _DEL.endpoint_id.not_in(list(without)))
-                .group_by(_DEL.endpoint_id)
-                .order_by(func.min(_DEL.next_at))
+                .group_by(_DEL.endpoint_id, _END.tenant)
+                .order_by(nth + _under_way(connection, owner, now), first)
                 .limit(most)
             )
             lease = _Lease(owner, now, now + ttl_s)
@@ -265,6 +270,14 @@ class _Lease(NamedTuple):
     owner: str
     now: float
     until: float
+
+
+def _under_way(connection: Connection, owner: str, now: float) -> ColumnElement[int]:
+    """How many deliveries ``owner`` holds of the tenant of an endpoint."""
+    held = select(_END.tenant, func.count()).join(webhook_deliveries, _OF_ENDPOINT).group_by(_END.tenant)
+    held = held.where(_DEL.next_at <= now, _DEL.owner == owner, _DEL.lease_until > now)
+    each = [(_END.tenant.is_not_distinct_from(tenant), number) for tenant, number in connection.execute(held).all()]
+    return case(*each, else_=0) if each else literal(0)
 
 
 def _settled(connection: Connection, event_id: str, endpoint_id: str, owner: str, values: dict[str, Any]) -> bool:

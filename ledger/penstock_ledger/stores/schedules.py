@@ -213,10 +213,15 @@ class ScheduleStore:
 
         self._db.write(forget)
 
-    def list(self) -> list[Schedule]:
-        """By name."""
-        query = select(schedules).order_by(schedules.c.name).limit(SCHEDULES_MAX)
-        return self._db.read(lambda connection: [schedule_of(row) for row in connection.execute(query)])
+    def list(self, wanted: Callable[[Schedule], bool] | None = None) -> list[Schedule]:
+        """By name, those that are ``wanted``; of the others one is held at a time, for their options may be large."""
+        query = select(schedules).order_by(schedules.c.name).limit(SCHEDULES_MAX).execution_options(yield_per=1)
+
+        def look(connection: Connection) -> list[Schedule]:
+            every = map(schedule_of, connection.execute(query))
+            return [one for one in every if wanted is None or wanted(one)]
+
+        return self._db.read(look)
 
     def _decide(self, connection: Connection, schedule: Schedule, decision: Decision) -> bool:
         moved = (

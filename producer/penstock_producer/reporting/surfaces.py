@@ -15,11 +15,19 @@ __all__ = ["on_page", "over_http"]
 _OF_PROVIDERS: Final = (
     "base_url", "api_key_env", "profile", "rpm", "tpm", "itpm", "otpm", "usd_per_mtok_in", "usd_per_mtok_out",
 )  # fmt: skip
+_COMMAND: Final = r"`?penstock [a-z]+(?: [a-z]+)?`?"  # alone, without arguments
 _RULES: Final = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
         (r": penstock resume \S+ --budget-usd (\S+)", r"; raise budget_usd to \1 and resume the job"),
         (r" \(penstock dlq replay\)", ""),
+        (r" \(penstock status --watch\)", ""),
+        (
+            r"choose another --name, or remove it first: penstock schedule remove",
+            "choose another name, or remove it first",
+        ),
+        (r", or (?:--[a-z-]+ \S+ )+of `penstock run`", ""),
+        (rf"[:;] (?:{_COMMAND} (?:lists|shows|counts|writes) [^;:.]+)", ""),
         (r"\((?:penstock )?dlq replay --set (\w+)=[^)]*\)", r"(overrides.set.\1 of a replay)"),
         (r"--set (\w+)", r"overrides.set.\1"),
         (r"--param (\w+)", r"params.\1"),
@@ -49,7 +57,7 @@ def on_page(text: str) -> str:
 
 
 def _in_fields(text: str) -> str:
-    if "--" not in text and "penstock dlq" not in text:
+    if "--" not in text and "penstock " not in text:
         return text
     for pattern, words in _RULES:
         text = pattern.sub(words, text)

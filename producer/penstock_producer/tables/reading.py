@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock_ledger import CommitOrder, Database, Place
 from penstock_ledger.model import DeadLetter, Job, Result
@@ -42,12 +42,26 @@ class _FromCursor:
 class Reading(_FromCursor):
     """A row for each outcome."""
 
-    def __init__(self, database: Database, job: Job, after: str | None = None, *, whole: bool = False) -> None:
+    def __init__(
+        self,
+        database: Database,
+        job: Job,
+        after: str | None = None,
+        *,
+        whole: bool = False,
+        letter: Callable[[DeadLetter], DeadLetter] | None = None,
+    ) -> None:
+        """``letter``: a dead letter as its reader may see it; None for as it is."""
         super().__init__(database, job, after, whole=whole)
         self.table = Table(job.spec)
+        self._letter = letter
 
     def __iter__(self) -> Iterator[Row]:
-        return map(self.table.row, self._read(letters=True, as_stored=True))
+        for outcome in self._read(letters=True, as_stored=True):
+            if self._letter is not None and isinstance(outcome, DeadLetter):
+                yield self.table.row(self._letter(outcome))
+            else:
+                yield self.table.row(outcome)
 
 
 class Lines(_FromCursor):
