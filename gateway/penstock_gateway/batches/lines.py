@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock_gateway.batches.figures import CANCELLED, DEADLINE, ended_by_deadline
 from penstock_gateway.batches.usage import Details
-from penstock_gateway.jobs.names import told_letter
+from penstock_gateway.for_tenants import told_letter
 from penstock_ledger import DoorBatch, DoorBatchState, OutcomeStore
 from penstock_ledger.model import DeadLetter, ItemKey, Job
 from penstock_producer.outputs import error_line, output_line

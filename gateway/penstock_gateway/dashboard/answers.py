@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from penstock_gateway.dashboard.foreign import Shown, Turn, answer_of, prompt_of
-from penstock_gateway.jobs.names import told_of
+from penstock_gateway.for_tenants import told_of
 from penstock_ledger import Database, DeadLetter, Job, JobStore, OutcomeStore, PenstockError, Result
 from penstock_producer.reporting.text import count, one_line
 from penstock_producer.reporting.words import milliseconds

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.jobs_view import ago
 from penstock_gateway.dashboard.quotas_view import stops
-from penstock_gateway.jobs.names import shown_source, told_of
+from penstock_gateway.for_tenants import shown_source, told_of
 from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_producer.job.lanes import has_own_model, packs

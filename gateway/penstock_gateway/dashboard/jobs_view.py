@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlencode
 
-from penstock_gateway.jobs.names import told_of
+from penstock_gateway.for_tenants import told_of
 from penstock_gateway.pages.chart import Part, parts
 from penstock_ledger import Counts, Job, JobPage, JobPlace, JobState
 from penstock_producer.reporting.money import MICRO

@@ -12,7 +12,7 @@ from penstock_gateway.dashboard.letters_view import LetterRow
 from penstock_gateway.dashboard.one_job import head_of
 from penstock_gateway.dashboard.pages import page
 from penstock_gateway.dashboard.viewer import Viewer
-from penstock_gateway.jobs.names import told_of
+from penstock_gateway.for_tenants import told_of
 from penstock_gateway.refused import not_found
 from penstock_ledger import DeadLetter, Job
 from penstock_producer.reporting.fixes import FIXES

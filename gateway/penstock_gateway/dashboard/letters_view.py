@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from penstock_gateway.jobs.names import told_of
+from penstock_gateway.for_tenants import told_of
 from penstock_gateway.pages.chart import Part, parts
 from penstock_ledger import Job, LetterLine
 from penstock_producer.reporting.fixes import FIXES

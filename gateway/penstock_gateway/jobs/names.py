@@ -6,29 +6,23 @@ this tenant only, so that no other door can give it to another job.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Final
 
 from fastapi import Depends
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.callers.caller import Caller, caller_with
-from penstock_gateway.ids import is_id
 from penstock_ledger import JobNotFound, JobStore
-from penstock_ledger.model import DeadLetter, Job
+from penstock_ledger.model import Job
 from penstock_producer.accepting.tenant_keys import tenant_prefix
-from penstock_producer.reporting.surfaces import over_http
 
 __all__ = [
     "Reader",
     "Writer",
     "find_job",
     "shown_key",
-    "shown_source",
     "stored_key",
     "tenant_of",
-    "told_letter",
-    "told_of",
 ]
 
 Reader = Annotated[Caller, Depends(caller_with("read"))]
@@ -50,26 +44,6 @@ def stored_key(tenant: str | None, key: str) -> str:
 def shown_key(job: Job) -> str | None:
     """As its submitter gave it; None for a job without one."""
     return None if job.job_key == job.job_id else job.job_key.removeprefix(stored_key(tenant_of(job), ""))
-
-
-def shown_source(job: Job) -> str:
-    """Where its documents are; of a file of these doors the id, not where this machine keeps it."""
-    uri = str(job.source.get("uri", ""))
-    name = uri.rpartition("/")[2].partition(".")[0]
-    return name if is_id("file", name) else uri
-
-
-def told_of(job: Job, text: str | None) -> str:
-    """A sentence of the ledger about a job, as its tenant may read it: without places of this machine, and with fields in the
-    place of flags."""
-    uri, shown = str(job.source.get("uri", "")), shown_source(job)
-    said = text or ""
-    return over_http(said if uri == shown or not uri else said.replace(uri, shown))
-
-
-def told_letter(job: Job, letter: DeadLetter) -> DeadLetter:
-    """A dead letter whose last error its tenant may read."""
-    return replace(letter, last_error=told_of(job, letter.last_error))
 
 
 def find_job(backend: Backend, caller: Caller, name: str) -> Job:

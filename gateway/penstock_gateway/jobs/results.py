@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.jobs.names import Reader, find_job, shown_key, told_letter
+from penstock_gateway.for_tenants import told_letter
+from penstock_gateway.jobs.names import Reader, find_job, shown_key
 from penstock_gateway.jobs.sources import reading
 from penstock_gateway.refused import Refused
 from penstock_ledger.model import Job, Result
@@ -121,7 +122,7 @@ async def _table(
         await stack.enter_async_context(reading(backend, caller))
         found, pieces = await backend.run(begin)
         kept = stack.pop_all()
-    name = quote(f"{shown_key(found)}.{form}", safe="")
+    name = quote(f"{shown_key(found) or found.job_id}.{form}", safe="")
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{name}", STATE: str(found.state)}
     return _Whole(_pieces(backend, pieces), media_type=TABLES[form], headers=headers, held=kept)
 

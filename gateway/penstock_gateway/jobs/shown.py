@@ -8,8 +8,9 @@ from typing import Any, Final
 import redis
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.for_tenants import shown_source, told_of
 from penstock_gateway.jobs import shapes
-from penstock_gateway.jobs.names import shown_key, shown_source, tenant_of, told_of
+from penstock_gateway.jobs.names import shown_key, tenant_of
 from penstock_ledger import OutcomeStore
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.reporting.account import Report

@@ -1,0 +1,31 @@
+"""What a tenant may read of its jobs: sentences of the ledger without places of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock_gateway.ids import is_id
+from penstock_ledger.model import DeadLetter, Job
+from penstock_producer.reporting.surfaces import over_http
+
+__all__ = ["shown_source", "told_letter", "told_of"]
+
+
+def shown_source(job: Job) -> str:
+    """Where its documents are; of a file of these doors the id, not where this machine keeps it."""
+    uri = str(job.source.get("uri", ""))
+    name = uri.rpartition("/")[2].partition(".")[0]
+    return name if is_id("file", name) else uri
+
+
+def told_of(job: Job, text: str | None) -> str:
+    """A sentence of the ledger about a job, as its tenant may read it: without places of this machine, and with fields in the
+    place of flags."""
+    uri, shown = str(job.source.get("uri", "")), shown_source(job)
+    said = text or ""
+    return over_http(said if uri == shown or not uri else said.replace(uri, shown))
+
+
+def told_letter(job: Job, letter: DeadLetter) -> DeadLetter:
+    """A dead letter whose last error its tenant may read."""
+    return replace(letter, last_error=told_of(job, letter.last_error))
