@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
-import orjson
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -27,7 +26,7 @@ from penstock_producer.job.fallback import MAX_FALLBACKS, USUAL_REASONS, Fallbac
 from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import AUTO, LANES, Lane, LaneAsked, has_own_model, lanes_in_words, permitted
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
-from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems, params_of
+from penstock_producer.job.params import KNOWN, as_sent, json_problems, param_name_problems, param_problems, params_of
 from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
 from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFormat, format_asked
 from penstock_producer.job.response_schema import schema_problems
@@ -450,15 +449,10 @@ def _each_field_checked(data: Any, handler: Callable[[Any], _Spec]) -> _Spec:
 
 
 def _unwritable(spec: JobSpec) -> Iterable[Problem]:
-    """Numbers of more than 64 bits and half characters inside of lists and objects: no JSON is written of them."""
     for name in spec.model_fields_set:
         value = getattr(spec, name)
         if isinstance(value, dict | list):
-            try:
-                orjson.dumps(value, default=repr)
-            except TypeError as error:
-                fix = "write numbers of at most 64 bits, text that is UTF-8, and at most 64 levels"
-                yield Problem("invalid_value", f"/{name}", f"it cannot be kept as JSON: {error}", fix)
+            yield from json_problems(value, f"/{name}")
 
 
 def _problems(error: ValidationError) -> Iterable[Problem]:
