@@ -8,7 +8,6 @@ from typing import Final
 
 from penstock_gateway.batches.figures import CANCELLED, DEADLINE, ended_by_deadline
 from penstock_gateway.batches.usage import Details
-from penstock_gateway.jobs.names import told_letter
 from penstock_ledger import DoorBatch, DoorBatchState, OutcomeStore
 from penstock_ledger.model import DeadLetter, ItemKey, Job
 from penstock_producer.outputs import error_line, output_line
@@ -32,7 +31,8 @@ def errors_of(outcomes: OutcomeStore, batch: DoorBatch, job: Job) -> Iterator[by
     late = batch.state is not DoorBatchState.CANCELLING and ended_by_deadline(job)
     for letter in outcomes.dead_letters(job.job_id):
         if letter.reason not in (CANCELLED, DEADLINE):
-            yield error_line(told_letter(job, letter))
+            without_place = letter.last_error.removeprefix(f"{job.source.get('uri')} ")  # where its file lies here
+            yield error_line(replace(letter, last_error=without_place))
         elif late:
             yield error_line(replace(letter, reason=DEADLINE, last_error=EXPIRED, status_code=None))
         else:

@@ -164,15 +164,6 @@ def param_problems(given: Mapping[str, Any], endpoint: str, pointer: str = "/par
                 yield Problem(fault[0], at, f"{seen(value)} is refused", fault[1])
 
 
-def json_problems(value: Any, pointer: str) -> Iterable[Problem]:
-    """Numbers of more than 64 bits and half characters in a list or object: no JSON is written of them."""
-    try:
-        orjson.dumps(value, default=repr)
-    except TypeError as error:
-        fix = "write numbers of at most 64 bits, text that is UTF-8, and few levels"
-        yield Problem("invalid_value", pointer, f"it cannot be kept as JSON: {error}", fix)
-
-
 def param_name_problems(names: Iterable[str], endpoint: str, pointer: str) -> Iterable[Problem]:
     """What is wrong with parameters whose values come with each document."""
     return param_problems({name: name.removeprefix(UNCHECKED) == "stream" or None for name in names}, endpoint, pointer)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
+import orjson
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -26,7 +27,7 @@ from penstock_producer.job.fallback import MAX_FALLBACKS, USUAL_REASONS, Fallbac
 from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import AUTO, LANES, Lane, LaneAsked, has_own_model, lanes_in_words, permitted
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
-from penstock_producer.job.params import KNOWN, as_sent, json_problems, param_name_problems, param_problems, params_of
+from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems, params_of
 from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
 from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFormat, format_asked
 from penstock_producer.job.response_schema import schema_problems
@@ -446,6 +447,15 @@ def _each_field_checked(data: Any, handler: Callable[[Any], _Spec]) -> _Spec:
     if first is not None and len(first.problems) == len(problems):
         raise first
     raise SpecError(problems)
+
+
+def json_problems(value: Any, pointer: str) -> Iterable[Problem]:
+    """Numbers of more than 64 bits and half characters in a list or object: no JSON is written of them."""
+    try:
+        orjson.dumps(value, default=repr)
+    except TypeError as error:
+        fix = "write numbers of at most 64 bits, text that is UTF-8, and few levels"
+        yield Problem("invalid_value", pointer, f"it cannot be kept as JSON: {error}", fix)
 
 
 def _unwritable(spec: JobSpec) -> Iterable[Problem]:
