@@ -31,6 +31,7 @@ from penstock_ledger import (
     note_event,
     open_database,
 )
+from penstock_ledger.door_stores import webhooks
 from penstock_ledger.model import JobState, NewJob
 from penstock_ledger.sql.tables import webhook_endpoints
 
@@ -283,6 +284,16 @@ def test_one_endpoint_with_many_events_leaves_room_for_others(store: WebhookStor
     assert sum(one.delivered_at is not None for one in store.deliveries(busy, 100)) == 0
     store.delivered(again[0].event_id, busy, "c")
     assert sum(one.delivered_at is not None for one in store.deliveries(busy, 100)) == 1
+
+
+def test_test_events_do_not_pile_up(store: WebhookStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many wait for one endpoint; once one has arrived there is room for the next."""
+    monkeypatch.setattr(webhooks, "TESTS_MAX", 2)
+    name, other = endpoint(store, 1), endpoint(store, 2)
+    assert [store.test(one) is not None for one in (name, name, name, other)] == [True, True, False, True]
+    (due,) = store.claim("a", 60.0, most=1, per_endpoint=1, without=[other])
+    store.delivered(due.event_id, name, "a")
+    assert store.test(name) is not None
 
 
 def test_one_tenant_with_many_endpoints_leaves_room_for_others(store: WebhookStore) -> None:

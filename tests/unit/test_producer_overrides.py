@@ -48,6 +48,15 @@ def test_a_request_without_text_is_a_row_fault(request_: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
+    "overrides", [{"set": {"seed": 2**70}}, {"body": {"model": "m", "seed": 2**70}}, {"prompt": "\ud800 {prompt}"}]
+)
+def test_overrides_that_no_json_is_written_of_are_refused(overrides: dict[str, Any]) -> None:
+    """They are kept with the replay."""
+    with pytest.raises(SpecError):
+        Overrides(overrides)
+
+
+@pytest.mark.parametrize(
     "overrides",
     [{"model": "x"}, {"prompt": "no column"}, {"prompt": "{text}"}, {"prompt": "{"}, {"set": {"stream": True}}],
 )

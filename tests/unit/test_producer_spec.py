@@ -199,3 +199,17 @@ def test_a_refusal_is_one_sentence() -> None:
 def test_every_field_has_a_description() -> None:
     """`help(JobSpec)` and a JSON schema of it say what each field means (D33)."""
     assert [name for name, field in JobSpec.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("params", {"seed": 2**70}),
+        ("params", {"stop": ["\ud800"]}),
+        ("response_schema", {"type": "object", "properties": {"n": {"type": "integer", "maximum": 10**30}}}),
+    ],
+)
+def test_what_no_json_is_written_of_is_refused(name: str, value: object) -> None:
+    """A spec is kept as JSON, so it is a problem of its field, not a fault of the server that keeps it."""
+    refused = refusal(model="m", prompt="{text}", **{name: value})
+    assert [problem.pointer for problem in refused.problems] == [f"/{name}"]

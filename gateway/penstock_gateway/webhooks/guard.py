@@ -70,7 +70,7 @@ def check_url(url: str, allowed_hosts: Collection[str]) -> SplitResult:
         return parts
     if parts.scheme != "https":
         raise NotAllowed("begin the URL with https://; http is for hosts that the setting gateway.webhook_hosts names")
-    if (port or 443) not in PORTS:
+    if (443 if port is None else port) not in PORTS:
         raise NotAllowed(f"webhooks are sent to the ports {' and '.join(map(str, PORTS))} only")
     _check_name(host)
     return parts

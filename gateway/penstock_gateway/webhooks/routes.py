@@ -117,6 +117,9 @@ async def send_test_event(request: Request, caller: Writes, webhook_id: str) -> 
     if endpoint.disabled_at is not None:
         raise Refused(409, "this webhook is disabled; enable it first", code="webhook_disabled")
     event_id = await backend.run(_store(backend).test, webhook_id)
+    if event_id is None:
+        message = "as many test events wait to be sent there as may; look at its deliveries"
+        raise Refused(429, message, code="too_many_tests", headers={"retry-after": "60"})
     return {"id": event_id, "object": "event", "type": "webhook.test"}
 
 

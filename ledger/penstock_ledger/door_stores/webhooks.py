@@ -21,6 +21,7 @@ from penstock_ledger.sql.tables import webhook_deliveries, webhook_endpoints
 __all__ = ["Delivery", "DueDelivery", "Endpoint", "NewEndpoint", "WebhookStore"]
 
 ERROR_MAX: Final = 500  # characters of an error that are kept
+TESTS_MAX: Final = 100  # of one endpoint that wait: each look for what is due reads all of them
 _FORGOTTEN_AT_ONCE: Final = 1_000
 FAILING_MAX_S: Final = (
     5 * 86_400.0
@@ -161,9 +162,18 @@ class WebhookStore:
 
         self._db.write(lambda connection: _disable(connection, endpoint_id, why))
 
-    def test(self, endpoint_id: str) -> str:
-        """An event for this endpoint alone; its id."""
-        return self._db.write(lambda connection: new_event(connection, [endpoint_id], TEST_EVENT, endpoint_id))
+    def test(self, endpoint_id: str) -> str | None:
+        """An event for this endpoint alone; its id. None where TESTS_MAX of them wait to be sent."""
+        waiting = select(_DEL.event_id).where(
+            _DEL.endpoint_id == endpoint_id, _DEL.type == TEST_EVENT, _DEL.next_at.is_not(None)
+        )
+
+        def add(connection: Connection) -> str | None:
+            if len(connection.execute(waiting.limit(TESTS_MAX)).all()) == TESTS_MAX:
+                return None
+            return new_event(connection, [endpoint_id], TEST_EVENT, endpoint_id)
+
+        return self._db.write(add)
 
     def deliveries(self, endpoint_id: str, limit: int) -> list[Delivery]:
         """Newest first."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
+import orjson
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -439,12 +440,29 @@ def _each_field_checked(data: Any, handler: Callable[[Any], _Spec]) -> _Spec:
                 break
             given = {name: value for name, value in given.items() if name not in fields}
         else:
-            if first is None:
+            problems += _unwritable(spec)
+            if not problems:
                 return spec
             break
     if first is not None and len(first.problems) == len(problems):
         raise first
     raise SpecError(problems)
+
+
+def json_problems(value: Any, pointer: str) -> Iterable[Problem]:
+    """Numbers of more than 64 bits and half characters in a list or object: no JSON is written of them."""
+    try:
+        orjson.dumps(value, default=repr)
+    except TypeError as error:
+        fix = "write numbers of at most 64 bits, text that is UTF-8, and few levels"
+        yield Problem("invalid_value", pointer, f"it cannot be kept as JSON: {error}", fix)
+
+
+def _unwritable(spec: JobSpec) -> Iterable[Problem]:
+    for name in spec.model_fields_set:
+        value = getattr(spec, name)
+        if isinstance(value, dict | list):
+            yield from json_problems(value, f"/{name}")
 
 
 def _problems(error: ValidationError) -> Iterable[Problem]:

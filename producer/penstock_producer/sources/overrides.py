@@ -15,6 +15,7 @@ set, prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import orjson
@@ -22,6 +23,7 @@ import orjson
 from penstock_producer.errors import Problem, SpecError, TemplateError, seen
 from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.params import UNCHECKED, as_sent, param_problems
+from penstock_producer.job.spec import json_problems
 from penstock_producer.prompts.template import Template, TextTooLong
 from penstock_producer.sources.forms.row_words import too_large
 from penstock_producer.sources.forms.strict_json import RowFault
@@ -40,6 +42,7 @@ class Overrides:
     def __init__(self, given: Mapping[str, Any], endpoint: str = CHAT) -> None:
         problems = [*_shape_problems(given)] or [*_set_problems(given.get("set") or {}, endpoint)]
         problems = problems or [*_body_problems(given.get("body"))]
+        problems = problems or [*chain.from_iterable(json_problems(given[name], f"/{name}") for name in given)]
         if problems:
             raise SpecError(problems)
         self._read(given)
