@@ -59,7 +59,7 @@ def finished(database_url: str) -> None:
         body = b'{"choices": [{"message": {"content": "ok"}}]}'
         result = Result(ItemKey(job_id, 1, "ticket-15"), 200, body, None, "gpt-x", "stop", 5, 2, 3, 10, 1, 1)
         letter = DeadLetter(
-            ItemKey(job_id, 1, "ticket-17"), "http_400", 1, 1, "refused", 400,
+            ItemKey(job_id, 1, "ticket-17"), "bad_request", 1, 1, "refused", 400,
             b'{"model": "gpt-x", "messages": [{"role": "user", "content": "Summarise"}]}', b"no",
         )  # fmt: skip
         OutcomeStore(database).settle([result], [letter])
