@@ -345,16 +345,49 @@ async def test_a_bad_adapter_refuses_its_own_requests_only(adapted: GpuLane) -> 
     assert adapted._host.engine is engine
 
 
-async def test_an_adapter_is_chosen_by_the_requests_model(adapted: GpuLane) -> None:
-    """The same greedy question, without an adapter and with each: three answers, each under the name that was asked for.
+async def said(lane: GpuLane, number: int, model: str | None) -> str:
+    named_model = {} if model is None else {"model": model}
+    answer = await body_of(lane, request(chat(number, max_tokens=16, **named_model)))
+    if model is not None:
+        assert answer["model"] == model
+    return str(answer["choices"][0]["message"]["content"])
 
-    One after the other: side by side, vLLM's CPU build computes requests without an adapter with the last one of the batch
-    (its pull request 48421); its kernels for GPUs do not.
-    """
-    plain = await body_of(adapted, request(chat(1, max_tokens=16)))
-    legal, wide = [await body_of(adapted, request(chat(1, max_tokens=16, model=name))) for name in ("legal", "wide")]
-    assert (legal["model"], wide["model"]) == ("legal", "wide")
-    assert len({one["choices"][0]["message"]["content"] for one in (plain, legal, wide)}) == 3
+
+async def test_an_adapter_is_chosen_by_the_requests_model(adapted: GpuLane) -> None:
+    """The same greedy question, without an adapter and with each: three answers, each under the name that was asked for."""
+    assert len({await said(adapted, 1, model) for model in (None, "legal", "wide")}) == 3
+
+
+async def assert_mixed_as_alone(lane: GpuLane, without_adapters: GpuLane) -> None:
+    asked = [(number, model) for number in range(4) for model in (None, "legal", "wide", None)]
+    alone = {pair: await said(lane, *pair) for pair in sorted(set(asked), key=str)}
+    assert await asyncio.gather(*(said(lane, *pair) for pair in asked)) == [alone[pair] for pair in asked]
+    base = [await said(without_adapters, number, None) for number in range(4)]
+    assert [alone[number, None] for number in range(4)] == base
+
+
+async def test_requests_side_by_side_are_answered_as_when_alone(adapted: GpuLane, lane: GpuLane) -> None:
+    """A batch that mixes the base model and two adapters has the answers that each request has by itself, and those of the
+    base model are those of an engine without adapters: no request is computed with weights that another one asked for."""
+    await assert_mixed_as_alone(adapted, lane)
+
+
+async def test_fewer_places_than_adapters_keep_the_base_model_its_own(
+    tiny_llama: Path, tmp_path: Path, lane: GpuLane
+) -> None:
+    """Likewise where an adapter has each place of the engine, the last one included, and adapters change places.
+    (test_serve_gpu.py holds the same for an engine in a process of its own.)"""
+    from engines.tiny_model import make_adapter
+
+    folders = {name: str(tmp_path / name) for name in ("legal", "wide")}
+    make_adapter(tmp_path / "legal")
+    make_adapter(tmp_path / "wide", rank=64)
+    crowded = GpuLane(settings(tiny_llama, lora=folders, engine={"max_loras": 1}), give_up=pytest.fail)
+    await crowded.start()
+    try:
+        await assert_mixed_as_alone(crowded, lane)
+    finally:
+        await crowded.close()
 
 
 async def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:

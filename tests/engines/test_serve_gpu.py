@@ -20,12 +20,16 @@ SAY: Any = [{"role": "user", "content": "Say something."}]
 
 
 def test_a_machine_serves_a_model_of_its_own(tiny_llama: Path, tmp_path: Path) -> None:
-    """Calls wait while it loads, its name is listed, calls and a batch are answered, and Ctrl-C leaves no engine behind."""
+    """Calls wait while it loads, its name is listed, calls and a batch are answered, and Ctrl-C leaves no engine behind.
+    A batch that mixes the model and an adapter has the answers of both alone."""
+    from engines.tiny_model import make_adapter
+
     machine, port = Machine(tmp_path), free_port()
     url = f"http://127.0.0.1:{port}"
     process = machine.start(
-        "serve", "--lane", "gpu", "--model", str(tiny_llama), "--port", str(port), "--state", "state", "--no-progress"
-    )
+        "serve", "--lane", "gpu", "--model", str(tiny_llama), "--port", str(port), "--state", "state", "--no-progress",
+        "--lora", f"legal={make_adapter(tmp_path / 'legal')}",
+    )  # fmt: skip
     told = ""
     try:
         eventually(lambda: process.poll() is not None or _healthy(url), START_S)
@@ -41,7 +45,10 @@ def test_a_machine_serves_a_model_of_its_own(tiny_llama: Path, tmp_path: Path) -
         assert (together["counts"], together["usage"]["completion_tokens"]) == (
             {"total": 3, "succeeded": 3, "failed": 0}, 12,
         )  # fmt: skip
-        assert _batch(client, tiny_llama.name) == {f"line-{number}": 6 for number in range(LINES)}
+        models = (tiny_llama.name, "legal")
+        alone = {model: _answer(client, model) for model in models}
+        assert alone["legal"] != alone[tiny_llama.name]
+        assert _batch(client, models) == {f"line-{number}": alone[models[number % 2]] for number in range(LINES)}
     finally:
         process.send_signal(signal.SIGINT)
         told, _ = process.communicate(timeout=END_S)
@@ -57,11 +64,23 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def _batch(client: openai.OpenAI, model: str) -> dict[str, int]:
-    """The tokens of each line's answer."""
-    body = {"model": model, "messages": SAY, "max_tokens": 6, "ignore_eos": True}
+def _body(model: str) -> dict[str, Any]:
+    return {"model": model, "messages": SAY, "max_tokens": 6, "temperature": 0}
+
+
+def _answer(client: openai.OpenAI, model: str) -> str | None:
+    return client.chat.completions.create(**_body(model)).choices[0].message.content
+
+
+def _batch(client: openai.OpenAI, models: tuple[str, ...]) -> dict[str, str]:
+    """Ask each model in turn, and return the text of each line's answer."""
     lines = [
-        {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        {
+            "custom_id": f"line-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": _body(models[number % len(models)]),
+        }
         for number in range(LINES)
     ]
     file = client.files.create(
@@ -72,4 +91,4 @@ def _batch(client: openai.OpenAI, model: str) -> dict[str, int]:
     output = client.batches.retrieve(batch.id).output_file_id
     assert output is not None
     answers = map(json.loads, client.files.content(output).text.splitlines())
-    return {one["custom_id"]: one["response"]["body"]["usage"]["completion_tokens"] for one in answers}
+    return {one["custom_id"]: one["response"]["body"]["choices"][0]["message"]["content"] for one in answers}
