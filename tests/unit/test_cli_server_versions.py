@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import servers
 
 from penstock_cli.errors import NoRedisServer
 from penstock_cli.redis_server import binary as redis_binary
@@ -88,3 +90,13 @@ def test_the_installed_wheel_is_patched() -> None:
     software = redis_binary._software(carried)
     assert software is not None
     assert software.is_patched(private=True)
+
+
+def test_tests_take_the_server_of_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old redis-server on the PATH is not what tests start, unless PENSTOCK_REDIS_SERVER names it."""
+    other = _program(tmp_path, "redis-server", "Redis server v=7.0.15 sha=0")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("PENSTOCK_REDIS_SERVER", raising=False)
+    assert servers.redis_binary() == redis_binary._carried()
+    monkeypatch.setenv("PENSTOCK_REDIS_SERVER", other)
+    assert servers.redis_binary() == other
