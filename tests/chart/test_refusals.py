@@ -41,7 +41,7 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
         "minimal",
         {"gateway": {"enabled": True, "files": "s3://b/doors"},
          "networkPolicy": {"gatewayFromAnywhere": True, "gatewayFrom": [{"namespaceSelector": {}}]}},
-        "lets everybody in", "set one of them",
+        "lets all in", "set one of them",
     ),
     "settings of the doors for all": (
         "minimal", {"settings": {"gateway": {"port": 1}}}, "would be overruled", "gateway.settings"

@@ -283,8 +283,8 @@ def test_settings_of_the_http_doors_are_read_by_them(render: Render, monkeypatch
     assert known == set(GatewayFields.model_fields) - {"host", "port", "files", "drain_s"}
 
 
-def test_an_empty_list_of_peers_lets_nobody_in(render: Render) -> None:
-    """For Kubernetes a rule without peers lets everybody in: an empty list is no rule, and whoever wants all says so (S13)."""
+def test_an_empty_list_of_peers_lets_none_in(render: Render) -> None:
+    """For Kubernetes a rule without peers lets all in: an empty list makes no rule, and all are let in by name (S13)."""
     doors = {"gateway": {"enabled": True, "files": "s3://b/doors"}}
     shut = render("minimal", doors | {"networkPolicy": {"gatewayFrom": [], "metricsFrom": []}})
     wide = render("minimal", doors | {"networkPolicy": {"gatewayFromAnywhere": True}})
@@ -294,12 +294,12 @@ def test_an_empty_list_of_peers_lets_nobody_in(render: Render) -> None:
     assert wide.one("NetworkPolicy", "fleet-penstock-gateway")["spec"]["ingress"] == [
         {"ports": [{"protocol": "TCP", "port": 8600}]}
     ]
-    assert "Nobody may ask the HTTP doors yet" in shut.notes
-    assert "Nobody may ask the HTTP doors yet" not in wide.notes
+    assert "The HTTP doors accept no connection yet" in shut.notes
+    assert "The HTTP doors accept no connection yet" not in wide.notes
 
 
 def test_workers_know_where_uploads_lie(render: Render) -> None:
-    """Each process with a remote door refuses source_roots that hold them, so each is told (S6)."""
+    """Each process with a remote door refuses source_roots that hold them, so each has the setting (S6)."""
     release = render("minimal", {"gateway": {"enabled": True, "files": "s3://b/doors"}})
     for name in ("api", "control"):
         assert env(container(pool(release, name), "penstock"))["PENSTOCK_GATEWAY__FILES"] == "s3://b/doors"

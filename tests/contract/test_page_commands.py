@@ -37,7 +37,7 @@ END = re.compile(r"[|;>&…)\"#]|, | \d>|  ")
 
 @pytest.fixture(scope="module")
 def penstock() -> Any:
-    """The command as Typer builds it: it carries a click of its own, whose types are nobody else's."""
+    """The command as Typer builds it: it carries a click of its own, with types of its own."""
     return get_command(command_line())
 
 
@@ -68,7 +68,7 @@ def faults(words: list[str], command: Any) -> Iterator[str]:
 
 
 def test_commands_of_the_pages_exist(penstock: Any) -> None:
-    """Whoever types what a page says meets no `No such option` (K5)."""
+    """Who types what a page says meets no `No such option` (K5)."""
     found = [(page, words) for page in PAGES for words in commands(page.read_text("utf-8"))]
     assert len(found) > 300
     assert any(words[:2] == ["keys", "create"] for page, words in found if page.name == "kubernetes.md")

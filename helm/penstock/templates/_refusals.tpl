@@ -60,7 +60,7 @@
 {{- end }}
 {{- end }}
 {{- if and .Values.networkPolicy.gatewayFromAnywhere .Values.networkPolicy.gatewayFrom }}
-- networkPolicy.gatewayFromAnywhere lets everybody in, and networkPolicy.gatewayFrom names some; set one of them
+- networkPolicy.gatewayFromAnywhere lets all in, and networkPolicy.gatewayFrom names some; set one of them
 {{- end }}
 {{- if and .Values.gateway.ingress.enabled (not .Values.gateway.ingress.host) }}
 - gateway.ingress.enabled is true without a name; set gateway.ingress.host
