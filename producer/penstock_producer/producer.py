@@ -344,6 +344,11 @@ class Producer:
         """Whether a remote door accepted this job. Raises JobNotFound."""
         return self._found(job).source.get(DOOR) == REMOTE
 
+    def check_tenant(self, job: str) -> None:
+        """Raises SpecError where this door's clients may not act for the tenant of this job, and JobNotFound."""
+        tenant = self._found(job).spec.get("tenant")
+        self._new.check_tenant(None if tenant is None else str(tenant))
+
     def push_lines(self, job: str, lines: bytes) -> list[PushedLine]:
         """Store documents of an open job that come as lines of JSON, `{"id": "a-1", "document": {…}}`; returns each line's fate.
 
