@@ -9,6 +9,7 @@ DEMO ?= demo
 DEMO_DOCS ?= 3000
 EMBED_VENV ?= .venv-embed
 AIRFLOW ?= .venv-airflow
+AUDIT ?= .venv-audit
 TEST_PROCESSES ?= 2
 # Tests commit tens of thousands of times, and a disk takes milliseconds for each; they kill processes, not machines, so
 # nothing that they prove needs a disk. Root's tests get a folder in memory, which they alone see and which ends with them.
@@ -21,7 +22,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm test-airflow docs chart check monitoring format bench bench-vllm soak clean
+.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm test-airflow docs chart check monitoring format bench bench-vllm soak audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,7 +47,19 @@ $(EMBED_VENV)/.installed: pyproject.toml constraints.txt
 	@$(EMBED_VENV)/bin/python $(INSTALL) --editable '.[embed,embedded]' --group demo-embed
 	@touch $@
 
-demo-clean: ## remove the files of the demos, so that the next one starts from nothing
+demo-audit: $(AUDIT)/.installed ## list what is installed (audit/sbom.json, CycloneDX) and its known vulnerabilities, as far as the database is reached
+	@$(AUDIT)/tools/bin/python -m tools.audit $(AUDIT)/bin/python audit
+
+# Two environments: what is looked at holds Penstock with all extras and nothing else.
+$(AUDIT)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(AUDIT) with all extras, and the tools beside them (a minute, once)"
+	$(call make_venv,$(AUDIT))
+	@$(AUDIT)/bin/python $(INSTALL) --editable '.[all]'
+	$(call make_venv,$(AUDIT)/tools)
+	@$(AUDIT)/tools/bin/python $(INSTALL) --group audit
+	@touch $@
+
+clean: ## remove the files of the demos, so that the next one starts from nothing
 	rm -rf $(DEMO) $(DEMO)-embed
 
 # The tests start Penstock hundreds of times: compiled once, also where PYTHONDONTWRITEBYTECODE keeps each start from doing so.
@@ -117,5 +130,17 @@ bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batc
 soak: $(STAMP) ## run every fault of tests/fault_table.py on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)
 	@$(BIN)/python -m pytest -q -m soak
 
+audit: $(AUDIT)/.installed ## list what is installed (audit/sbom.json, CycloneDX) and its known vulnerabilities, as far as the database is reached
+	@$(AUDIT)/tools/bin/python -m tools.audit $(AUDIT)/bin/python audit
+
+# Two environments: what is looked at holds Penstock with all extras and nothing else.
+$(AUDIT)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(AUDIT) with all extras, and the tools beside them (a minute, once)"
+	$(call make_venv,$(AUDIT))
+	@$(AUDIT)/bin/python $(INSTALL) --editable '.[all]'
+	$(call make_venv,$(AUDIT)/tools)
+	@$(AUDIT)/tools/bin/python $(INSTALL) --group audit
+	@touch $@
+
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(AIRFLOW) $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(AIRFLOW) $(AUDIT) audit $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import limiter_fleet
 import pytest
 from hypothesis import HealthCheck, settings
-from servers import MissingServer, Postgres, RedisServer, S3Server
+from servers import MissingServer, Postgres, RedisServer, S3Server, redis_binary
 
 # No test fails by how long it takes, not by Hypothesis either.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 RUNS_IN_CI = os.environ.get("CI") == "true"
+
+# Commands that tests start have the server of the tests, not another one that lies on the PATH of this machine.
+with suppress(MissingServer):
+    os.environ.setdefault("PENSTOCK_REDIS_SERVER", redis_binary())
 
 
 @pytest.hookimpl(wrapper=True)

@@ -295,8 +295,14 @@ class Fleet:
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
+    @property
+    def sources(self) -> Path:
+        """The folder of ``source``, apart from the ledger, so that remote jobs may be allowed to read it."""
+        return self.folder / "sources"
+
     def source(self, documents: int, name: str = "docs") -> Path:
-        path = self.folder / f"{name}.jsonl"
+        self.sources.mkdir(parents=True, exist_ok=True)
+        path = self.sources / f"{name}.jsonl"
         path.write_text("".join(f'{{"id":"doc-{n}","text":"review {n}"}}\n' for n in range(documents)))
         return path
 

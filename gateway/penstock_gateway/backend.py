@@ -51,8 +51,8 @@ class Backend:
             self.database.migrate()  # an embedded file; the schema of a server is changed by its operator
         # For what the doors submit themselves, out of files that they wrote.
         self.producer = Producer(settings, database=self.database)
-        # For what a caller names: sources inside source_roots only, and no more than `doors.*` allows.
-        self.borders = Borders(settings.doors)
+        # For what a caller names: sources inside source_roots only, and no more than `doors.*` allows. The key says whose it is.
+        self.borders = Borders(settings.doors, names_tenants=False)
         self.remote = Producer(settings, database=self.database, borders=self.borders)
         address = RedisAddress.parse(settings.redis_url)
         self.redis: redis.asyncio.Redis = address.connect_async(

@@ -82,7 +82,8 @@ def door_server(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -
 
 
 def serve_door(settings: GatewaySettings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises DoorOpen."""
+    """Serve until SIGTERM or SIGINT. Raises DoorOpen, and SettingsError where jobs could read other tenants' files."""
+    settings.refuse_shared_roots()
     refuse_open_door(settings)
     server = door_server(settings)
     with metrics_served(settings, server.app.state.metrics):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from penstock_gateway.batch_fields import BatchFields
 from penstock_producer.accepting.borders import DoorSettings
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model, packs
-from penstock_producer.settings import ProducerSettings
+from penstock_producer.settings import DoorFiles, ProducerSettings
 from penstock_producer.storage import check_destination
 
 __all__ = ["DEFAULT_PORT", "GatewayFields", "GatewaySettings", "is_loopback"]
@@ -54,7 +55,7 @@ class DirectFields(BaseModel):
         return lanes
 
 
-class GatewayFields(BaseModel):
+class GatewayFields(DoorFiles):
     """Where the doors listen, and how much one caller may take of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -67,7 +68,6 @@ class GatewayFields(BaseModel):
     # Balancers and proxies in front of these doors, as addresses and networks: 10.0.0.0/8. What they write into X-Forwarded-For
     # is who asks, where wrong API keys are counted; from anywhere else that header says nothing.
     trusted_proxies: tuple[str, ...] = ()
-    files: str = "penstock-files"  # folder or s3://bucket/prefix for uploads and what batches write
     # Of one uploaded file: what OpenAI takes for a batch.
     max_upload_bytes: Annotated[int, Field(ge=1024, le=1024**4)] = 200 * MIB
     # Of any other body, read into memory whole: a call with images inside is some MiB.
@@ -131,12 +131,20 @@ class GatewayFields(BaseModel):
 class GatewaySettings(ProducerSettings):
     """All that the doors read. Make one with ``load()``, which explains what it refuses."""
 
-    gateway: GatewayFields = Field(default_factory=GatewayFields)
+    # Settings are frozen, so a narrower type is as good as the same one.
+    gateway: GatewayFields = Field(default_factory=GatewayFields)  # pyright: ignore[reportIncompatibleVariableOverride]
     doors: DoorSettings = Field(default_factory=DoorSettings)
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = (
         None  # Prometheus reads here; None = no page but /metrics
     )
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
+
+    @property
+    def private_places(self) -> Mapping[str, str]:
+        """These doors write uploads also where no setting says where."""
+        files = self.gateway.files
+        place = files if "://" in files else str(Path(files).absolute())
+        return {"gateway.files": place, **super().private_places}
 
     @property
     def files_folder(self) -> Path | None:

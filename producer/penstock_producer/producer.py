@@ -42,7 +42,6 @@ from penstock_producer.rows import FileSource
 from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import taken_key
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources.databases.source import key_pages
 from penstock_producer.sources.gone_files import TakenBetween, gone_files
 from penstock_producer.sources.listings.chosen import choose
@@ -137,7 +136,7 @@ class Producer:
     @property
     def schedules(self) -> Schedules:
         """Jobs that start themselves."""
-        admit = None if self._borders is None else SourceRoots(self._settings.source_roots).admit
+        admit = None if self._borders is None else self._settings.readable.admit
         stores = ScheduleStore(self._database), NoticedStore(self._database)
         return Schedules(*stores, self._new.accepted, self._probe.check, admit)
 
@@ -344,6 +343,11 @@ class Producer:
     def came_from_remote(self, job: str) -> bool:
         """Whether a remote door accepted this job. Raises JobNotFound."""
         return self._found(job).source.get(DOOR) == REMOTE
+
+    def check_tenant(self, job: str) -> None:
+        """Raises SpecError where this door's clients may not act for the tenant of this job, and JobNotFound."""
+        tenant = self._found(job).spec.get("tenant")
+        self._new.check_tenant(None if tenant is None else str(tenant))
 
     def push_lines(self, job: str, lines: bytes) -> list[PushedLine]:
         """Store documents of an open job that come as lines of JSON, `{"id": "a-1", "document": {…}}`; returns each line's fate.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings.exceptions import SettingsError as MalformedVariable
 
@@ -25,7 +25,7 @@ from penstock_producer.job.endpoints import refusal
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
-from penstock_producer.source_roots import check_root
+from penstock_producer.source_roots import SourceRoots, check_root, overlap
 from penstock_producer.storage import check_destination
 
 __all__ = ["ProducerSettings", "ProviderFacts", "check_url", "config_path", "refuse_example_password", "variable"]
@@ -34,6 +34,14 @@ CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 PLACEHOLDER = "CHANGE_ME"  # where .env.example has no password
+
+
+class DoorFiles(BaseModel):
+    """What every process knows of the HTTP doors, where its settings say it: the place of uploads."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    files: str = "penstock-files"  # folder or s3://bucket/prefix for uploads and what batches write
 
 
 class ProducerSettings(BaseSettings):
@@ -64,6 +72,7 @@ class ProducerSettings(BaseSettings):
     # Folders and s3://bucket/prefix that jobs from remote doors (Celery tasks) may read; () = none. See docs/doors.md.
     # Rows of other jobs may name images and sounds there, besides those beside their source.
     source_roots: tuple[str, ...] = ()
+    gateway: DoorFiles = Field(default_factory=DoorFiles)
     providers: Mapping[str, ProviderFacts] = Field(default_factory=dict)
 
     def refused_endpoint(self, provider: str, endpoint: str, lane: str = DEFAULT_LANE) -> str | None:
@@ -77,6 +86,41 @@ class ProducerSettings(BaseSettings):
     def prices(self, provider: str) -> ProviderFacts:
         """Of one provider; unknown ones where it is not configured."""
         return self.providers.get(provider, ProviderFacts())
+
+    @property
+    def private_places(self) -> Mapping[str, str]:
+        """What belongs to all tenants, by the setting that names it: no remote job reads it, whatever `source_roots` says."""
+        places = {}
+        if "files" in self.gateway.model_fields_set:
+            places["gateway.files"] = self.gateway.files
+        if self.results_url is not None:
+            places["results_url"] = self.results_url
+        if self.database_url.startswith("sqlite:///"):
+            places["database_url"] = self.database_url.removeprefix("sqlite:///").partition("?")[0]
+        return {name: place if "://" in place else os.path.abspath(place) for name, place in places.items() if place}
+
+    @property
+    def readable(self) -> SourceRoots:
+        """Where remote jobs read."""
+        places = self.private_places
+        ledger = places.get("database_url")
+        beside = () if ledger is None else (f"{ledger}-wal", f"{ledger}-shm", f"{ledger}-journal")
+        return SourceRoots(self.source_roots, (*places.values(), *beside))
+
+    def refuse_shared_roots(self, state: Path | None = None) -> None:
+        """Raise SettingsError where a remote job could read by its path what belongs to other tenants.
+
+        For processes with a remote door, before they open it. ``state`` is the state folder of one that has one.
+        """
+        places = dict(self.private_places) | ({} if state is None else {"the state folder": str(state.absolute())})
+        for root in self.source_roots:
+            for name, place in places.items():
+                if overlap(root, place):
+                    raise SettingsError(
+                        f"setting source_roots = {seen(root)} is refused: {name} ({seen(redact(place))}) lies there, "
+                        "so that jobs of one tenant could read what belongs to others. Give source_roots folders or prefixes "
+                        f"that hold sources alone, or move {name} elsewhere (docs/gateway-files.md)"
+                    )
 
     @property
     def writes_parts(self) -> bool:

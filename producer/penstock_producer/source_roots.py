@@ -3,13 +3,16 @@
 A file is checked by name, then resolved, then opened from its root one name at a time without following any link: what
 is exchanged between the check and the opening is refused, not read. A path outside is refused before anything there is
 touched, in the same words whether it exists or not.
+
+Uploads, results and the ledger belong to all tenants, so no root may hold them: processes refuse to start where settings say
+so (``overlap``), and what comes to lie inside later, by a mount or a link, is known by its device and inode when it is opened.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -38,9 +41,10 @@ def check_root(root: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SourceRoots:
-    """What `source_roots` allows; without an entry nothing."""
+    """What `source_roots` allows; without an entry nothing. ``private`` places stay shut, wherever they lie."""
 
     entries: Sequence[str]
+    private: Sequence[str] = ()  # folders, files, and prefixes of buckets
 
     def admit(self, where: str) -> None:
         """Raises SourceForbidden for what is not plainly a file or object inside; looks at the name only."""
@@ -48,7 +52,7 @@ class SourceRoots:
             inside = self._has_object(where)
         else:
             inside = _is_plain(where[1:]) and any(where.startswith(f"{root}/") for root in self._folders())
-        if not inside:
+        if not inside or any(_names_inside(where, place) for place in self.private):
             raise self._refused(where)
 
     def open(self, path: str) -> int:
@@ -62,19 +66,28 @@ class SourceRoots:
         raise self._refused(path)
 
     def _open_beneath(self, root: str, names: Sequence[str], path: str) -> int:
-        folder = os.open(root, _FOLDER)
+        private = {found for place in self.private if (found := _identity(place)) is not None}
+        opened = os.open(root, _FOLDER)
         try:
-            for name in names[:-1]:
-                inner = os.open(name, _FOLDER, dir_fd=folder)
+            for name, flags in [*((name, _FOLDER) for name in names[:-1]), (names[-1], _FILE)]:
+                self._refuse_private(opened, private, path)
+                folder, opened = opened, os.open(name, flags, dir_fd=opened)
                 os.close(folder)
-                folder = inner
-            return os.open(names[-1], _FILE, dir_fd=folder)
+            self._refuse_private(opened, private, path)
         except OSError as error:
+            os.close(opened)
             if error.errno in (errno.ELOOP, errno.ENOTDIR):  # a link where there was none when the path was resolved
                 raise self._refused(path) from None
             raise
-        finally:
-            os.close(folder)
+        except SourceForbidden:
+            os.close(opened)
+            raise
+        return opened
+
+    def _refuse_private(self, opened: int, private: Collection[tuple[int, int]], path: str) -> None:
+        status = os.fstat(opened)
+        if (status.st_dev, status.st_ino) in private:
+            raise self._refused(path)
 
     def _folders(self) -> list[str]:
         return [entry for entry in self.entries if entry.startswith("/")]
@@ -91,6 +104,43 @@ class SourceRoots:
 
     def _refused(self, where: str) -> SourceForbidden:
         return SourceForbidden(where, self.entries)
+
+
+def overlap(root: str, place: str) -> bool:
+    """Return whether one of both holds the other, by whatever name: through links, `..`, mounts, or another case."""
+    if root.startswith(_BUCKETS) or place.startswith(_BUCKETS):
+        return _names_inside(root, place) or _names_inside(place, root)
+    return _is_within(place, root) or _is_within(root, place)
+
+
+def _is_within(inner: str, outer: str) -> bool:
+    """Return whether ``outer`` is ``inner`` or one of its parents. Neither has to exist yet."""
+    real, wanted = Path(os.path.realpath(inner)), Path(os.path.realpath(outer))
+    identity = _identity(outer)
+    return any(
+        parent == wanted or (identity is not None and _identity(str(parent)) == identity)
+        for parent in (real, *real.parents)
+    )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what the file system knows it by: device and inode, None where there is nothing."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _names_inside(where: str, place: str) -> bool:
+    """Return whether ``where`` is at or below ``place``, by the names alone; in buckets as keys are."""
+    if where.startswith(_BUCKETS) != place.startswith(_BUCKETS):
+        return False
+    if not place.startswith(_BUCKETS):
+        return f"{where}/".startswith(f"{place.rstrip('/')}/")
+    asked, held = urlsplit(where), urlsplit(place)
+    keys = [f"{unquote(parts.path).strip('/')}/".lstrip("/") for parts in (asked, held)]
+    return (asked.scheme, asked.netloc) == (held.scheme, held.netloc) and keys[0].startswith(keys[1])
 
 
 def _object(uri: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from chart import helm_library
-from chart.conftest import CHART, EXAMPLES, ROOT, Render, overlay
+from chart.conftest import CHART, EXAMPLES, ROOT, Render, example, overlay
 from chart.helm_library import Values
 from chart.pods import containers, pods
 
@@ -40,9 +40,11 @@ def options(words: list[str], option: str) -> Iterator[str]:
 
 
 def given(words: list[str]) -> Values:
-    """The values of a command, from its files and its `--set`, in Helm's order."""
+    """The values of a command, from its files, its `--set` and its `--set-json`, in Helm's order."""
     files = [_own() if name == OWN else yaml.safe_load((ROOT / name).read_text()) for name in options(words, "-f")]
-    return reduce(overlay, [*files, *map(_set, options(words, "--set")), {"checkClusterApis": False}])
+    before = [example("minimal"), _own()] if "--reuse-values" in words else []
+    after = [*map(_set, options(words, "--set")), *map(_set, options(words, "--set-json"))]
+    return reduce(overlay, [*before, *files, *after, {"checkClusterApis": False}])
 
 
 def _own() -> Values:

@@ -32,6 +32,20 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
                                        "a bucket that all pods reach", "set gateway.files=s3://"),
     "an ingress for no name": ("minimal", {"gateway": {"enabled": True, "files": "s3://b/doors", "ingress": {"enabled": True}}},
                                "without a name", "set gateway.ingress.host"),
+    "uploads that jobs could read": (
+        "minimal",
+        {"gateway": {"enabled": True, "files": "s3://b/in/doors"}, "settings": {"source_roots": ["s3://a", "s3://b/in/"]}},
+        "could read what others upload", "prefixes that do not hold each other",
+    ),
+    "doors for some and for all": (
+        "minimal",
+        {"gateway": {"enabled": True, "files": "s3://b/doors"},
+         "networkPolicy": {"gatewayFromAnywhere": True, "gatewayFrom": [{"namespaceSelector": {}}]}},
+        "lets all in", "set one of them",
+    ),
+    "settings of the doors for all": (
+        "minimal", {"settings": {"gateway": {"port": 1}}}, "would be overruled", "gateway.settings"
+    ),
     "a pool called gateway": ("minimal", {"gateway": {"enabled": True, "files": "s3://b/doors"}} | _pool("gateway", kind="api"),
                               "the HTTP doors has that name", "rename the pool"),
     "no pool": ("minimal", {"workerPools": {"api": {"enabled": False}, "control": {"enabled": False}}},

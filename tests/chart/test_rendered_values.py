@@ -237,7 +237,8 @@ def test_the_http_doors_are_reached_by_their_ingress_alone(render: Render) -> No
     """A Deployment of the fleet's image behind a Service; its port, and no other of the release, is open to callers."""
     gateway = {"enabled": True, "replicas": 3, "files": "s3://bucket/doors",
                "ingress": {"enabled": True, "host": "batch.example.com", "tlsSecret": "tls"}}  # fmt: skip
-    release = render("minimal", {"gateway": gateway})
+    controller = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}
+    release = render("minimal", {"gateway": gateway, "networkPolicy": {"gatewayFrom": [controller]}})
     found = {
         manifest["kind"]: manifest
         for manifest in release.manifests
@@ -258,7 +259,8 @@ def test_the_http_doors_are_reached_by_their_ingress_alone(render: Render) -> No
     assert env(only)["PENSTOCK_GATEWAY__FILES"] == "s3://bucket/doors"
     assert {port["name"]: port["containerPort"] for port in only["ports"]} == {"http": 8600, "metrics": 9464}
     assert (env(only)["PENSTOCK_METRICS_HOST"], env(only)["PENSTOCK_METRICS_PORT"]) == ("0.0.0.0", "9464")
-    assert found["NetworkPolicy"]["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8600}]}]
+    open_port = {"ports": [{"protocol": "TCP", "port": 8600}], "from": [controller]}
+    assert found["NetworkPolicy"]["spec"]["ingress"] == [open_port]
     (rule,) = found["Ingress"]["spec"]["rules"]
     backend = rule["http"]["paths"][0]["backend"]["service"]
     assert (rule["host"], backend["name"]) == ("batch.example.com", found["Service"]["metadata"]["name"])
@@ -279,6 +281,39 @@ def test_settings_of_the_http_doors_are_read_by_them(render: Render, monkeypatch
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))["properties"]["gateway"]["properties"]
     known = set(schema["settings"]["propertyNames"]["enum"])
     assert known == set(GatewayFields.model_fields) - {"host", "port", "files", "drain_s"}
+
+
+def test_an_empty_list_of_peers_lets_none_in(render: Render) -> None:
+    """For Kubernetes a rule without peers lets all in: an empty list makes no rule, and all are let in by name (S13)."""
+    doors = {"gateway": {"enabled": True, "files": "s3://b/doors"}}
+    shut = render("minimal", doors | {"networkPolicy": {"gatewayFrom": [], "metricsFrom": []}})
+    wide = render("minimal", doors | {"networkPolicy": {"gatewayFromAnywhere": True}})
+    rules = {name: policy["spec"]["ingress"] for name, policy in shut.all("NetworkPolicy").items()}
+    assert (rules["fleet-penstock"], rules["fleet-penstock-gateway"]) == ([], [])
+    assert all(rule.get("from") for found in rules.values() for rule in found), "a rule without peers"
+    assert wide.one("NetworkPolicy", "fleet-penstock-gateway")["spec"]["ingress"] == [
+        {"ports": [{"protocol": "TCP", "port": 8600}]}
+    ]
+    assert "The HTTP doors accept no connection yet" in shut.notes
+    assert "The HTTP doors accept no connection yet" not in wide.notes
+
+
+def test_workers_know_where_uploads_lie(render: Render) -> None:
+    """Each process with a remote door refuses source_roots that hold them, so each has the setting (S6)."""
+    release = render("minimal", {"gateway": {"enabled": True, "files": "s3://b/doors"}})
+    for name in ("api", "control"):
+        assert env(container(pool(release, name), "penstock"))["PENSTOCK_GATEWAY__FILES"] == "s3://b/doors"
+
+
+def test_images_without_a_digest_are_named(render: Render) -> None:
+    """The notes list values whose image may become another one under its tag, and none once all have digests (S12)."""
+    digest = {"digest": f"sha256:{'0' * 64}"}
+    notes = render("minimal", {}).notes
+    assert "image.digest, postgres.image.digest, redis.image.digest." in notes
+    pinned = render("minimal", {"image": digest, "redis": {"image": digest}, "postgres": {"image": digest}}).notes
+    assert "digest" not in pinned
+    assert "gpuImage.digest" in render("gpu", {}).notes
+    assert "vllmImage.digest" in render("gpu-sidecar", {"image": digest}).notes
 
 
 def test_one_pod_of_the_http_doors_may_be_evicted(render: Render) -> None:

@@ -12,7 +12,7 @@ import pytest
 from celery.exceptions import Reject
 from servers import RedisServer
 
-from penstock_ledger import DatabaseUnavailable, keys
+from penstock_ledger import ApiKeyStore, DatabaseUnavailable, NewApiKey, keys, open_database
 from penstock_producer import Producer
 from penstock_producer.accepting.borders import DoorSettings
 from penstock_workers.celery_app.app import PenstockApp, create_app
@@ -177,3 +177,22 @@ def test_a_source_that_takes_too_long_is_refused(
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     with pytest.raises(DoorRefused, match=r"source_too_slow.*doors\.submit_timeout_s"):
         attend(app, doors.SUBMIT, source, SPEC)
+
+
+def test_a_client_without_a_key_spends_no_tenants_budget(app: PenstockApp, source: str) -> None:
+    """Once there are API keys, jobs that name a tenant are refused, and so are documents for a tenant's open job (S7)."""
+    theirs = SPEC | {"tenant": "alpha"}
+    assert attend(app, doors.OPEN, theirs, job_key="theirs").startswith("job_")
+    assert attend(app, doors.ENQUEUE, "theirs", "a", {"text": "t"}) is True
+    database = open_database(app.tasks[doors.OPEN].door.settings.database_url)
+    ApiKeyStore(database).create(NewApiKey("first", "alpha", frozenset({"write"})))
+    database.close()
+    for name, args in (
+        (doors.SUBMIT, (source, theirs)),
+        (doors.OPEN, (theirs,)),
+        (doors.ENQUEUE, ("theirs", "b", {"text": "t"})),
+        (doors.CLOSE, ("theirs",)),
+    ):
+        with pytest.raises(DoorRefused, match="there are API keys"):
+            attend(app, name, *args)
+    assert attend(app, doors.SUBMIT, source, SPEC).startswith("job_")

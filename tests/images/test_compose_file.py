@@ -70,6 +70,20 @@ def test_logs_are_rotated_and_images_pinned(service: Service) -> None:
     assert PINNED.match(service.fields["image"]), service.fields["image"]
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_image_can_be_named_with_its_digest(file: Path) -> None:
+    """A variable of .env replaces each image that is pulled, and the base of each that is built (S12)."""
+    digest = f"registry.example/x:1@sha256:{'0' * 64}"
+    variables = set(re.findall(r"\$\{(\w+_IMAGE):-", file.read_text()))
+    assert variables <= set(re.findall(r"^#(\w+_IMAGE)=", EXAMPLE.read_text(), re.MULTILINE))
+    given = services(file, example_environment() | dict.fromkeys(variables, digest))
+    for service in given.values():
+        if service.is_ours:
+            assert set(service.fields["build"]["args"].values()) == {digest}, service.name
+        else:
+            assert service.fields["image"] == digest, service.name
+
+
 @pytest.mark.parametrize("service", ALL, ids=names)
 def test_ports_are_open_on_this_machine_only(service: Service) -> None:
     """What is published at all is published on loopback."""

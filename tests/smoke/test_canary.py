@@ -16,8 +16,7 @@ import pytest
 from celery import Celery
 from fleet import PENSTOCK, Fleet, until
 from otlp import Collector
-from redis.exceptions import NoPermissionError
-from servers import RedisServer
+from servers import RedisServer, give_acl
 from sqlalchemy import create_engine, inspect, text
 
 from penstock_ledger.model import JobState
@@ -30,7 +29,6 @@ WRONG = "canary-wrong-9a8b7c6d"
 SHAPED = "sk-canary-of-another-user-0123456789"  # never configured: it is hidden because of its shape
 CANARIES = (KEY, PASSWORD, DATABASE, TRACES, WRONG, SHAPED)
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 HOOK = 'import os\n\n\ndef tell(item, response):\n    raise RuntimeError(f"\\nERROR forged {dict(os.environ)}")\n'
 
 
@@ -137,7 +135,7 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, postgres_url: str, monkeypat
         monkeypatch.setenv(name, value)
     with echo() as provider, Collector() as collector, Fleet(tmp_path / "fleet", database_url=database) as fleet:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        give_acl(fleet.redis, "fleet")
+        give_acl(fleet.redis, "fleet", PASSWORD)
         url = f"redis://fleet:{PASSWORD}@127.0.0.1:{fleet.redis.port}/0"
         fleet._settings = {
             "redis_url": url, "providers__default__base_url": provider, "providers__default__api_key_env": "CANARY_API_KEY",
@@ -229,42 +227,3 @@ def run(fleet: Fleet, *arguments: str, **variables: str) -> str:
         [*PENSTOCK, *arguments], env=fleet._environment({}) | variables, capture_output=True, text=True, timeout=60
     )
     return f"$ {arguments} -> {done.returncode}\n{done.stdout}{done.stderr}"
-
-
-def give_acl(server: RedisServer, user: str) -> None:
-    """Just what docs/security.md says for this role."""
-    (line,) = [line for line in PAGE.read_text().splitlines() if line.startswith(f"user {user} ")]
-    server.command("ACL", "SETUSER", *line.replace("PASSWORD", PASSWORD).split()[1:])
-
-
-def test_a_submitter_can_submit_and_nothing_else(own_redis: RedisServer) -> None:
-    """With the ACL of docs/security.md a Celery client can send penstock.submit, and reach no item and no worker (B30)."""
-    give_acl(own_redis, "submitter")
-    app = Celery(broker=f"redis://submitter:{PASSWORD}@127.0.0.1:{own_redis.port}/0")
-    app.conf.task_ignore_result = True
-    app.send_task("penstock.submit", args=["/sources/a.jsonl", {}], queue="penstock.control", retry=False)
-    assert own_redis.client().llen("penstock.control") == 1
-    refuses(
-        own_redis, "submitter",
-        ("LPUSH", "penstock.api", "{}"), ("LRANGE", "penstock.control", 0, -1), ("RPOP", "penstock.control"),
-        ("KEYS", "*"), ("PUBLISH", "/0.celery.pidbox", "{}"), ("EVAL", "return 1", 0), ("CONFIG", "GET", "*"),
-    )  # fmt: skip
-
-
-def test_a_watcher_counts_and_nothing_else(own_redis: RedisServer) -> None:
-    """With the ACL of docs/security.md a scaler reads how long queues are, and not what is in them (B30)."""
-    give_acl(own_redis, "watcher")
-    own_redis.client().lpush("penstock.api", "a document")
-    mine = own_redis.client(username="watcher", password=PASSWORD)
-    assert (mine.llen("penstock.api"), mine.hlen("unacked.penstock.api")) == (1, 0)
-    refuses(
-        own_redis, "watcher",
-        ("LRANGE", "penstock.api", 0, -1), ("LPUSH", "penstock.api", "{}"), ("DEL", "penstock.api"), ("KEYS", "*"),
-    )  # fmt: skip
-
-
-def refuses(server: RedisServer, user: str, *commands: tuple[object, ...]) -> None:
-    client: Any = server.client(username=user, password=PASSWORD)
-    for command in commands:
-        with pytest.raises(NoPermissionError):
-            client.execute_command(*command)

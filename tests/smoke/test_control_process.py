@@ -34,7 +34,7 @@ def test_jobs_of_celery_clients_are_taken_in_and_handed_over(fleet: Fleet) -> No
 
     After SIGTERM in the middle it ends with 0, and the next one leads at once: no lease is waited for.
     """
-    roots = f'["{fleet.folder}"]'
+    roots = f'["{fleet.sources}"]'
     first = fleet.control(window=20, source_roots=roots)
     fleet.worker(8, source_roots=roots)
     client = Celery("another-service", broker=fleet.redis.url, set_as_current=False)

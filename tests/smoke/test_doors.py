@@ -21,7 +21,7 @@ from penstock_ledger.model import Job, JobState
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("doors")
-    with Fleet(folder, settings={"source_roots": f'["{folder}"]'}) as fleet:
+    with Fleet(folder, settings={"source_roots": f'["{folder}/sources"]'}) as fleet:
         fleet.provider.start("--latency-ms", "5")
         fleet.ready(fleet.worker(control=True, result_backend_url=fleet.redis.url))
         yield fleet
@@ -68,7 +68,7 @@ def refusal_of(client: Celery, name: str, *args: Any, **kwargs: Any) -> str:
 def test_a_refused_task_is_told_to_its_sender_and_listed(fleet: Fleet, client: Celery) -> None:
     """Each bad task fails with its reason in the sender's result and in `penstock refused`, without content of a file or
     of the spec (B2, B16, D29)."""
-    rows = fleet.folder / "rows.jsonl"
+    rows = fleet.sources / "rows.jsonl"
     rows.write_text('{"password": "hunter2"}\n' * 3)
     spec = {"prompt": "{text}", "model": "m"}
     with fleet.explained():
@@ -129,7 +129,7 @@ def listening(client: Celery) -> Iterator[list[dict[str, Any]]]:
 
 def test_events_of_a_refused_task_hold_no_content(fleet: Fleet, client: Celery) -> None:
     """What Flower hears of a task (received, started, failed) shows neither its arguments nor rows of its source (B16)."""
-    rows = fleet.folder / "secrets.jsonl"
+    rows = fleet.sources / "secrets.jsonl"
     rows.write_text('{"password": "hunter2"}\n')
     with fleet.explained(), listening(client) as heard:
         sent = client.send_task("penstock.submit", args=[str(rows), {"prompt": "hunter2 {x}", "model": "m"}])

@@ -54,7 +54,9 @@ def rabbit(_rabbit: RabbitServer) -> RabbitServer:
 
 @pytest.fixture
 def fleet(tmp_path: Path, rabbit: RabbitServer) -> Iterator[Fleet]:
-    with Fleet(tmp_path / "fleet", settings={"broker_url": rabbit.url, "source_roots": f'["{tmp_path}"]'}) as started:
+    with Fleet(
+        tmp_path / "fleet", settings={"broker_url": rabbit.url, "source_roots": f'["{tmp_path}/fleet/sources"]'}
+    ) as started:
         yield started
         started.print_tails()  # pytest shows it when the test has failed
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from penstock_ledger import DatabaseUnusable, JobStore, open_database
+from penstock_ledger import ApiKeyStore, DatabaseUnusable, JobStore, NewApiKey, open_database
 from penstock_ledger.model import FeedKind, NewJob
 from penstock_producer import JobSpec, Producer, SourceError, SpecError
 from penstock_producer.accepting.borders import Borders, DoorSettings
@@ -33,6 +34,47 @@ def test_what_a_stranger_may_not_ask_for_is_refused_with_the_setting(asked: dict
     """By default remote jobs have no hooks, are not urgent, and ask for bounded weight, time and tries (B10, B19)."""
     with pytest.raises(SpecError, match=f"^job spec: /{next(iter(asked))}: .*{setting}"):
         Borders().check(JobSpec(**asked))
+
+
+@pytest.mark.parametrize(
+    ("tenants", "keys", "refusal"),
+    [
+        (None, False, None),
+        (None, True, "there are API keys"),
+        ((), False, "doors.tenants allows none"),
+        (("beta",), True, "doors.tenants allows beta"),
+        (("alpha",), True, None),
+        (("*",), True, None),
+    ],
+)
+def test_whose_budget_a_client_without_a_key_may_spend(
+    tenants: tuple[str, ...] | None, keys: bool, refusal: str | None
+) -> None:
+    """From the first API key on a tenant has to be named by the setting; a door that knows the tenant asks nothing (S7)."""
+    doors, spec = DoorSettings(tenants=tenants), JobSpec(tenant="alpha")
+    Borders(doors, names_tenants=False).check(spec, lambda: keys)
+    Borders(doors).check(JobSpec(), lambda: keys)
+    if refusal is None:
+        Borders(doors).check(spec, lambda: keys)
+    else:
+        with pytest.raises(SpecError, match=rf"^job spec: /tenant: .*{refusal}"):
+            Borders(doors).check(spec, lambda: keys)
+
+
+def test_a_remote_door_looks_for_keys_itself(tmp_path: Path) -> None:
+    """A key that is made later closes the door to its tenants: for new jobs, and for open ones that others would pay (S7)."""
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with contextlib.closing(open_database(url)) as database:
+        database.migrate()
+        door = Producer(ProducerSettings(database_url=url), database=database, borders=Borders())
+        opened = door.open_job({"model": "m", "prompt": "{text}", "tenant": "alpha"}).job
+        door.check_tenant(opened.job_id)
+        ApiKeyStore(database).create(NewApiKey("first", "alpha", frozenset({"write"})))
+        with pytest.raises(SpecError, match="there are API keys"):
+            door.check_tenant(opened.job_id)
+        with pytest.raises(SpecError, match="there are API keys"):
+            door.open_job({"model": "m", "prompt": "{text}", "tenant": "alpha"})
+        assert door.open_job({"model": "m", "prompt": "{text}"}).job.spec["tenant"] is None
 
 
 def test_an_operator_can_allow_them() -> None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import servers
 
+from penstock_cli.doctor.finding import Verdict
+from penstock_cli.doctor.safety import Reach, patched
 from penstock_cli.errors import NoRedisServer
 from penstock_cli.redis_server import binary as redis_binary
 from penstock_cli.server_versions import Software, of_postgresql, of_program, of_redis
@@ -32,6 +36,22 @@ def test_patched_redis(info: dict[str, str], patched: bool, wanted: str) -> None
 def test_patched_postgresql(number: int, patched: bool) -> None:
     """PostgreSQL 17.5 is not called patched, and neither is a major that gets no more fixes (B12)."""
     assert of_postgresql(number).is_patched() is patched
+
+
+@pytest.mark.parametrize("reach", Reach)
+@pytest.mark.parametrize(
+    "software", [Software("Redis", (7, 4, 11)), Software("Valkey", (9, 1, 4)), of_postgresql(170011)]
+)
+def test_each_product_is_looked_up_wherever_it_runs(software: Software, reach: Reach) -> None:
+    """A server on this machine gets a finding like one across the network, PostgreSQL as well (K4)."""
+    assert patched("version", software, reach).verdict is Verdict.GOOD
+
+
+@pytest.mark.parametrize(("reach", "verdict"), [(Reach.HERE, Verdict.WARNING), (Reach.PRIVATE, Verdict.BAD)])
+def test_an_old_postgresql_is_named_wherever_it_runs(reach: Reach, verdict: Verdict) -> None:
+    """On this machine as a warning, elsewhere as bad, with the release to upgrade to (K4)."""
+    finding = patched("postgresql", of_postgresql(160001), reach)
+    assert (finding.verdict, "16.15" in finding.fix) == (verdict, True)
 
 
 def test_what_programs_say() -> None:
@@ -88,3 +108,13 @@ def test_the_installed_wheel_is_patched() -> None:
     software = redis_binary._software(carried)
     assert software is not None
     assert software.is_patched(private=True)
+
+
+def test_tests_take_the_server_of_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old redis-server on the PATH is not what tests start, unless PENSTOCK_REDIS_SERVER names it."""
+    other = _program(tmp_path, "redis-server", "Redis server v=7.0.15 sha=0")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("PENSTOCK_REDIS_SERVER", raising=False)
+    assert servers.redis_binary() == redis_binary._carried()
+    monkeypatch.setenv("PENSTOCK_REDIS_SERVER", other)
+    assert servers.redis_binary() == other

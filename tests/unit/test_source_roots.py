@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock_gateway.settings import GatewayFields, GatewaySettings
 from penstock_producer import JobSpec, Producer, SourceError
 from penstock_producer.accepting.borders import Borders, DoorSettings
 from penstock_producer.errors import SettingsError, SourceForbidden
@@ -216,3 +218,122 @@ def test_native_parsers_see_no_file_of_a_stranger(inside: Path, name: str, field
         door.submit(str(inside / name), asking)
     with Producer(settings_of(inside)) as trusted, pytest.raises(SourceError, match="invalid_"):
         trusted.submit(str(inside / name), asking)
+
+
+@pytest.fixture
+def doors(tmp_path: Path) -> Path:
+    """A folder with the uploads of all tenants in it, and sources beside them."""
+    for name in ("in", "uploads"):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        (tmp_path / "all" / name / "rows.jsonl").write_text(ROW)
+    return tmp_path / "all"
+
+
+def with_files(root: str, files: str, **more: Any) -> GatewaySettings:
+    return GatewaySettings(
+        database_url="postgresql://db/x", source_roots=(root,), gateway=GatewayFields(files=files), **more
+    )
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        "{all}",
+        "{all}/uploads",
+        "{all}/uploads/deeper",
+        "{all}/../all/uploads",
+        "{link}/uploads",
+        "{link}/new",
+        "{all}/..",
+    ],
+)
+def test_no_root_holds_the_uploads_of_other_tenants(doors: Path, files: str) -> None:
+    """Where one of both holds the other, by its name, by `..` or through a link, no door opens (S6)."""
+    (doors.parent / "link").symlink_to(doors)
+    place = files.format(all=doors, link=doors.parent / "link")
+    with pytest.raises(SettingsError, match=r"source_roots = .*gateway\.files .*one tenant"):
+        with_files(str(doors), place).refuse_shared_roots()
+
+
+@pytest.mark.parametrize(
+    ("root", "files"),
+    [
+        ("s3://b/in", "s3://b/in/files"),
+        ("s3://b/in", "s3://b/in"),
+        ("s3://b", "s3://b/files/"),
+        ("s3://b/in/a", "s3://b/in"),
+        ("s3://b/i%6E", "s3://b/in/files"),
+        ("gs://b", "gs://b"),
+    ],
+)
+def test_no_prefix_holds_the_uploads_of_other_tenants(root: str, files: str) -> None:
+    """Prefixes of buckets that hold each other are refused likewise, in either direction and however they are written (S6)."""
+    with pytest.raises(SettingsError, match=r"gateway\.files"):
+        with_files(root, files).refuse_shared_roots()
+
+
+@pytest.mark.parametrize(
+    ("root", "files"),
+    [
+        ("s3://b/in", "s3://b/inner"),
+        ("s3://b/in", "s3://c/in"),
+        ("s3://b/in", "gs://b/in"),
+        ("/data/in", "/data/inner"),
+        ("/data", "s3://data"),
+        ("/data/in", "/data/files"),
+    ],
+)
+def test_places_side_by_side_are_fine(root: str, files: str) -> None:
+    """Names that only begin alike, other buckets and other services are other places (S6)."""
+    with_files(root, files).refuse_shared_roots()
+
+
+def test_no_root_holds_results_ledger_or_state(doors: Path) -> None:
+    """Results, a SQLite ledger and the folder of `penstock serve` belong to all tenants, and are refused likewise (S6)."""
+    root = str(doors)
+    url = f"sqlite:///{doors}/ledger.db"
+    with pytest.raises(SettingsError, match="results_url"):
+        ProducerSettings(
+            database_url="postgresql://db/x", source_roots=(root,), results_url=f"{root}/out"
+        ).refuse_shared_roots()
+    with pytest.raises(SettingsError, match="database_url"):
+        ProducerSettings(database_url=url, source_roots=(root,)).refuse_shared_roots()
+    with pytest.raises(SettingsError, match="the state folder"):
+        with_files(root, "/elsewhere").refuse_shared_roots(doors / "state")
+
+
+def test_workers_know_the_doors_folder_where_their_settings_name_it(
+    doors: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process with a Celery door refuses the same settings; where none names a folder, none is guessed (S6)."""
+    monkeypatch.chdir(doors)
+    ProducerSettings(database_url="postgresql://db/x", source_roots=(str(doors),)).refuse_shared_roots()
+    monkeypatch.setenv("PENSTOCK_GATEWAY__FILES", "uploads")
+    monkeypatch.setenv("PENSTOCK_GATEWAY__PORT", "8600")
+    with pytest.raises(SettingsError, match=r"gateway\.files"):
+        ProducerSettings.load(database_url="postgresql://db/x", source_roots=(str(doors),)).refuse_shared_roots()
+
+
+def test_an_upload_is_not_read_by_its_path(doors: Path) -> None:
+    """A process that is up already refuses it by its name and by its inode (S6)."""
+    settings = with_files(str(doors / "in"), str(doors / "uploads"))
+    os.rename(doors / "uploads", doors / "in" / "uploads")  # as a mount that appears there
+    (doors / "uploads").symlink_to(doors / "in" / "uploads")
+    with pytest.raises(SourceForbidden):
+        os.close(settings.readable.open(str(doors / "in" / "uploads" / "rows.jsonl")))
+    os.close(settings.readable.open(str(doors / "in" / "rows.jsonl")))
+    inside = SourceRoots(["s3://b"], ["s3://b/files"])
+    for uri in ("s3://b/files/file-1.jsonl", "s3://b/fi%6Ces/file-1.jsonl"):
+        with pytest.raises(SourceForbidden):
+            inside.admit(uri)
+    inside.admit("s3://b/other/rows.jsonl")
+
+
+def test_a_link_to_the_ledger_is_not_the_ledger(doors: Path) -> None:
+    """A hard link to the SQLite file or to its log inside a root is refused by its inode (S6)."""
+    settings = ProducerSettings(database_url=f"sqlite:///{doors}/ledger.db", source_roots=(str(doors / "in"),))
+    for name in ("ledger.db", "ledger.db-wal"):
+        (doors / name).write_text(ROW)
+        os.link(doors / name, doors / "in" / f"{name}.jsonl")
+        with pytest.raises(SourceForbidden):
+            os.close(settings.readable.open(str(doors / "in" / f"{name}.jsonl")))

@@ -14,5 +14,7 @@ def __getattr__(name: str) -> PenstockApp:
     """``app``, made from the settings of this process when Celery's command line asks for it."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = globals()["app"] = create_app(WorkerSettings.load())
+    settings = WorkerSettings.load()
+    settings.refuse_shared_roots()
+    made = globals()["app"] = create_app(settings)
     return made

@@ -86,7 +86,9 @@ def door_settings(request: ServeRequest, files: Path) -> GatewaySettings:
     settings = GatewaySettings.load()
     batches = settings.gateway.batches.model_copy(update={"lane": request.lane})
     own = {"host": request.host, "port": _free_port(request), "files": str(files), "batches": batches}
-    return settings.model_copy(update={"gateway": settings.gateway.model_copy(update=own)})
+    chosen = settings.model_copy(update={"gateway": settings.gateway.model_copy(update=own)})
+    chosen.refuse_shared_roots(request.state)
+    return chosen
 
 
 def _free_port(request: ServeRequest) -> int:

@@ -59,7 +59,7 @@ def spec_of(
         spec if model is not None else spec.model_copy(update={"budget_usd": None}), settings.prices(spec.provider)
     )
     if tenant is not None:  # the operator's own may do what the command line does
-        Borders(settings.doors).check(spec)
+        Borders(settings.doors, names_tenants=False).check(spec)
     return spec
 
 

@@ -38,6 +38,9 @@
 {{ include "penstock.databaseEnv" . }}
 - name: PENSTOCK_CONFIG
   value: /etc/penstock/penstock.toml
+{{- if .Values.gateway.enabled }}
+- {name: PENSTOCK_GATEWAY__FILES, value: {{ .Values.gateway.files | quote }}}
+{{- end }}
 {{- end -}}
 
 {{/* The variable in which processes find a provider's key. */}}

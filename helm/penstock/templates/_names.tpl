@@ -57,6 +57,33 @@ labels:
 {{- end -}}
 {{- end -}}
 
+{{/* Values of images in use that have no digest, and so may become another image under their tag. */}}
+{{- define "penstock.unpinnedImages" -}}
+{{- $named := dict "image" .Values.image -}}
+{{- range $store := list "redis" "postgres" -}}
+{{- if (get $.Values $store).enabled -}}
+{{- $_ := set $named (printf "%s.image" $store) (get $.Values $store).image -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $pool := include "penstock.pools" . | fromJson -}}
+{{- $value := printf "workerPools.%s.image" $name -}}
+{{- if not $pool.image -}}
+{{- $value = ternary "image" (ternary "embedImage" "gpuImage" (eq $pool.kind "embed")) (or $pool.sidecar (not (has $pool.kind (list "gpu" "embed")))) -}}
+{{- end -}}
+{{- $_ := set $named $value (include "penstock.workerImages" (dict "root" $ "pool" $pool) | fromJson) -}}
+{{- if $pool.sidecar -}}
+{{- $_ := set $named "vllmImage" $.Values.vllmImage -}}
+{{- end -}}
+{{- end -}}
+{{- $unpinned := list -}}
+{{- range $name, $image := $named -}}
+{{- if not $image.digest -}}
+{{- $unpinned = append $unpinned (printf "%s.digest" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $unpinned | sortAlpha | join ", " -}}
+{{- end -}}
+
 {{- define "penstock.serviceAccountName" -}}
 {{- if .Values.serviceAccount.name -}}
 {{- .Values.serviceAccount.name -}}

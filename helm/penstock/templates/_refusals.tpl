@@ -21,7 +21,7 @@
   "redis_url" "broker.existingSecret" "broker_url" "rabbitmq.existingSecret" "database_url" "database.existingSecret" "providers" "providers" "lane" "workerPools.<name>.kind"
   "concurrency" "workerPools.<name>.concurrency" "drain_seconds" "workerPools.<name>.drainSeconds" "control" "a pool of kind control"
   "probe_dir" "nothing: the chart sets it" "metrics_host" "nothing: the chart sets it" "metrics_port" "metrics.port"
-  "trace_share" "tracing.share" "spot_notices" "spot.notices"
+  "gateway" "gateway.files and gateway.settings" "trace_share" "tracing.share" "spot_notices" "spot.notices"
 }}
 {{- if hasKey $.Values.settings $name }}
 - settings.{{ $name }} would be overruled; use {{ $fix }}
@@ -51,6 +51,16 @@
 {{- if .Values.gateway.enabled }}
 {{- if not (regexMatch "^(s3|gs|az)://" .Values.gateway.files) }}
 - gateway.files is {{ .Values.gateway.files | quote }}: workers and control read what callers upload, so it must be a bucket that all pods reach; set gateway.files=s3://bucket/prefix (gs://, az://)
+{{- end }}
+{{- $files := printf "%s/" (trimSuffix "/" .Values.gateway.files) }}
+{{- range $root := .Values.settings.source_roots }}
+{{- $prefix := printf "%s/" (trimSuffix "/" $root) }}
+{{- if or (hasPrefix $prefix $files) (hasPrefix $files $prefix) }}
+- settings.source_roots has {{ $root | quote }}, and gateway.files is {{ $.Values.gateway.files | quote }}: jobs of one tenant could read what others upload; give them prefixes that do not hold each other
+{{- end }}
+{{- end }}
+{{- if and .Values.networkPolicy.gatewayFromAnywhere .Values.networkPolicy.gatewayFrom }}
+- networkPolicy.gatewayFromAnywhere lets all in, and networkPolicy.gatewayFrom names some; set one of them
 {{- end }}
 {{- if and .Values.gateway.ingress.enabled (not .Values.gateway.ingress.host) }}
 - gateway.ingress.enabled is true without a name; set gateway.ingress.host

@@ -1,12 +1,12 @@
 """What a job from a remote door may ask for: the operator's caps, each refused with the setting that says so.
 
 Trusted doors (the command line, and `Producer` with credentials of the database) have no borders: whatever can write into
-the database can write any job. A tenant is a label that a submitter chooses; caps hold for all that come through the door.
+the database can write any job. Where submitters choose the tenant themselves it is a label, and caps hold for all of them alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ from penstock_producer.job.spec import JobSpec
 
 __all__ = ["Borders", "DoorSettings"]
 
-ANY = "*"  # in `doors.urgent_tenants`: whatever tenant a job names, or none
+ANY = "*"  # in `doors.tenants` and `doors.urgent_tenants`: whatever tenant a job names, or none
 
 
 class DoorSettings(BaseModel):
@@ -29,6 +29,9 @@ class DoorSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     providers: tuple[str, ...] | None = None  # that remote jobs may name; None = all that are configured
+    # Whose budgets and shares clients may name who have no API key (Celery's). None = all while there are no keys, and none
+    # from the first key on; "*" = all.
+    tenants: tuple[str, ...] | None = None
     urgent_tenants: tuple[str, ...] = ()  # whose jobs may be urgent, and so go before all others; "*" = all
     max_weight: Annotated[float, Field(gt=0, le=100)] = 10.0  # only the operator gives a job a larger part of the fleet
     max_timeout_s: Annotated[float, Field(gt=0)] = 900.0  # a slot is taken for as long as a request may last
@@ -52,12 +55,33 @@ class Borders:
 
     doors: DoorSettings = field(default_factory=DoorSettings)
     hook_modules: Sequence[str] = ()
+    names_tenants: bool = True  # who asks says whose the job is; False where the door knows it, as by an API key
 
-    def check(self, spec: JobSpec) -> None:
-        """Raises SpecError, which names each field, its value, and the setting that refuses it."""
-        problems = list(self._problems(spec))
+    def check(self, spec: JobSpec, keys_made: Callable[[], bool] = lambda: False) -> None:
+        """Raises SpecError, which names each field, its value, and the setting that refuses it.
+
+        ``keys_made`` says whether there are API keys; it is asked where the answer matters.
+        """
+        problems = [*self._problems(spec), *self._tenant_problems(spec.tenant, keys_made)]
         if problems:
             raise SpecError(problems)
+
+    def check_tenant(self, tenant: str | None, keys_made: Callable[[], bool]) -> None:
+        """Raises SpecError where a client of this door may not act for this tenant."""
+        problems = list(self._tenant_problems(tenant, keys_made))
+        if problems:
+            raise SpecError(problems)
+
+    def _tenant_problems(self, tenant: str | None, keys_made: Callable[[], bool]) -> Iterable[Problem]:
+        allowed = self.doors.tenants
+        if tenant is None or not self.names_tenants:
+            return
+        if allowed is None:
+            if keys_made():
+                why = "there are API keys, which say whose a job is: submit it over HTTP with a key of the tenant, or have "
+                yield _problem("tenant", tenant, why + "the operator name the tenant in the setting doors.tenants")
+        elif not {ANY, tenant} & set(allowed):
+            yield _problem("tenant", tenant, f"the setting doors.tenants allows {_listed(allowed)}")
 
     def _problems(self, spec: JobSpec) -> Iterable[Problem]:
         doors = self.doors

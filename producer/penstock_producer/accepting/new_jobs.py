@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from penstock_ledger import Database, JobNotFound, JobStore
+from penstock_ledger import ApiKeyStore, Database, JobNotFound, JobStore
 from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFiles
 from penstock_producer.accepting.acceptance import check_acceptable, check_estimate, estimated_usd
 from penstock_producer.accepting.borders import Borders
@@ -36,6 +36,7 @@ class NewJobs:
         self._jobs = jobs
         self._settings = settings
         self._borders = borders
+        self._keys = ApiKeyStore(database)
 
     def accepted(self, given: JobSpec | Mapping[str, Any]) -> JobSpec:
         """The spec, held against the provider's paths and this door's borders. Raises SpecError."""
@@ -48,8 +49,13 @@ class NewJobs:
             why = f"{spec.output_format} is written where results_url says, and that is not set here"
             raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
         if self._borders is not None:
-            self._borders.check(spec)
+            self._borders.check(spec, self._keys.any_made)
         return spec.with_pinned_tokenizer()
+
+    def check_tenant(self, tenant: str | None) -> None:
+        """Raises SpecError where this door's clients may not act for the tenant."""
+        if self._borders is not None:
+            self._borders.check_tenant(tenant, self._keys.any_made)
 
     def _check_endpoint(self, spec: JobSpec) -> None:
         """A fallback at a provider of another kind would be sent what it does not take. Raises SpecError."""

@@ -77,7 +77,7 @@ def open_source(
                 f"{seen(str(where))} is one file, and with the format {spec.format} each file of a folder is one document; "
                 "write the folder with a / at its end, or a pattern. Remote doors take single files only",
             )
-        blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
+        blob = _blob_of_uri(str(where), chosen, chosen.readable if remote else None)
         if uploaded:
             blob.uri = shown_uri({DOOR: UPLOADED, "uri": blob.uri})
         return _of_blob(blob, spec, chosen, timeout_s, remote=remote or uploaded, formats=formats)
@@ -240,7 +240,7 @@ def _blob_of_pin(
 def _placed_blob(
     pin: Mapping[str, Any], settings: ProducerSettings
 ) -> local.LocalFile | s3.S3Object | store.StoreObject:
-    roots = SourceRoots(settings.source_roots) if pin.get(DOOR) == REMOTE else None
+    roots = settings.readable if pin.get(DOOR) == REMOTE else None
     if pin["kind"] == local.KIND:
         return local.LocalFile(pin["uri"], pin, roots=roots)
     if roots is not None:

@@ -81,7 +81,8 @@ class Control:
             settings, database, hot, self._counters, owner=owner, outputs_written=self._wake.set, tracing=tracing
         )
         schedules = ScheduleStore(database)
-        borders = Borders(settings.doors, settings.hook_modules)
+        # The door that took the schedule has checked whose it is.
+        borders = Borders(settings.doors, settings.hook_modules, names_tenants=False)
         producers = Producer(settings, database=database), Producer(settings, database=database, borders=borders)
         self._schedules = ScheduleSteps(
             schedules,

@@ -196,8 +196,7 @@ class EnqueueTask(DoorTask):
 
     def serve(self, producer: Producer, job: str, doc_id: str | int, document: Mapping[str, Any]) -> bool:
         """Returns whether the document is new."""
-        if self.door.settings.doors.push_into == "remote":
-            _check_opened_here(producer, job)
+        _check_may_push(producer, job, self.door.settings.doors.push_into)
         return producer.push(job, doc_id, document)
 
 
@@ -209,13 +208,14 @@ class CloseTask(DoorTask):
 
     def serve(self, producer: Producer, job: str) -> int:
         """Returns how many documents there are."""
-        if self.door.settings.doors.push_into == "remote":
-            _check_opened_here(producer, job)
+        _check_may_push(producer, job, self.door.settings.doors.push_into)
         return producer.seal(job)
 
 
-def _check_opened_here(producer: Producer, job: str) -> None:
-    if not producer.came_from_remote(job):
+def _check_may_push(producer: Producer, job: str, push_into: str) -> None:
+    """Documents are paid for by the job's tenant. Raises SpecError for one that clients may not name, and ProducerError."""
+    producer.check_tenant(job)
+    if push_into == "remote" and not producer.came_from_remote(job):
         raise ProducerError(
             f"job {str(job)[:200]!r} was opened by a service with access to the database, and the setting doors.push_into "
             "is remote: open a job of your own with penstock.open_job, or have the operator set it to any"

@@ -34,12 +34,16 @@ class MediaPlaces:
         folders: Sequence[str] = (),
         roots: Sequence[str] = (),
         *,
+        private: Sequence[str] = (),
         s3_endpoint_url: str | None = None,
         newest_ns: int | None = None,
     ) -> None:
-        """``folders``: the source's own, the first of which relative paths count from; none for addresses only."""
+        """``folders``: the source's own, the first of which relative paths count from; none for addresses only.
+
+        ``private`` places stay shut to rows, wherever they lie.
+        """
         self._base = folders[0] if folders else None
-        self._roots = SourceRoots((*folders, *roots)) if folders else None
+        self._roots = SourceRoots((*folders, *roots), private) if folders else None
         self._s3_endpoint_url = s3_endpoint_url
         self._pinned_ns = newest_ns
         self._s3: S3Files | None = None
@@ -111,7 +115,13 @@ def places_of(uri: str, settings: ProducerSettings, newest_ns: int | None) -> Me
     else:
         folder = os.path.dirname(uri)
         folders = list(dict.fromkeys((os.path.abspath(folder), os.path.realpath(folder))))
-    return MediaPlaces(folders, settings.source_roots, s3_endpoint_url=settings.s3_endpoint_url, newest_ns=newest_ns)
+    return MediaPlaces(
+        folders,
+        settings.source_roots,
+        private=settings.readable.private,
+        s3_endpoint_url=settings.s3_endpoint_url,
+        newest_ns=newest_ns,
+    )
 
 
 def _whole(read: Callable[[int], bytes], most: int) -> bytes:
