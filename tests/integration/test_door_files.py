@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx2
 import openai
 import pytest
-from doors import door, door_process, door_settings
+from doors import door, door_process, door_settings, memory_mib
 from fleet import until
 from servers import S3Server
 from sqlalchemy import delete, insert, select, update
@@ -257,10 +257,10 @@ def test_a_killed_door_leaves_no_half_file_and_memory_stays_flat(tmp_path: Path)
     with door_process(settings) as (url, process):
         with openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as client:
             client.files.create(file=b"x" * 1024 * 1024, purpose="batch")
-            before = peak_mib(process.pid)
+            before = memory_mib(process.pid, "VmHWM")
             kept = client.files.create(file=b"x" * 64 * 1024 * 1024, purpose="batch")
             client.files.content(kept.id)
-            assert peak_mib(process.pid) - before < 24
+            assert memory_mib(process.pid, "VmHWM") - before < 24
         with half_an_upload(url):
             until(lambda: any(name.endswith(".part") for name in left(settings)), 15, "a part of the file is there")
             process.kill()
@@ -356,9 +356,3 @@ def half_an_upload(url: str) -> Iterator[None]:
         connection.sendall(head + b"content-type: " + FORM["content-type"].encode() + b"\r\n\r\n" + FILE_PART)
         connection.sendall(b"x" * 5_000_000)
         yield
-
-
-def peak_mib(pid: int) -> float:
-    """The most memory that a process has had."""
-    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
