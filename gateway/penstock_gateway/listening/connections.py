@@ -67,13 +67,11 @@ class ConnectionBook:
 
     def opened(self, connection: Connection, address: str | None) -> None:
         """Take it in; where there is no place, another one is dropped for it, or it is itself."""
-        its_own = None if address is None else self._by_address.get(address)
-        is_one_too_many = its_own is not None and its_own.number >= self._of_address and not self._make_room(its_own)
-        is_spare = len(self._open) >= self._most and not self._make_room(self._all)
-        if is_one_too_many or (is_spare and len(self._open) >= self._most + PROBE_PLACES):
+        has_place = self._has_place(address)
+        if not has_place and not self._has_place(address, PROBE_PLACES):
             self._drop(connection)
             return
-        if is_spare:
+        if not has_place:
             self._spare.add(connection)
         self._open[connection] = address
         for order in self._orders(address):
@@ -109,8 +107,11 @@ class ConnectionBook:
 
     def is_spare(self, connection: Connection) -> bool:
         """Whether it has one of the places that are kept for probes."""
-        if len(self._open) <= self._most:
-            self._spare.clear()
+        if connection not in self._spare:
+            return False
+        number, its_number = len(self._open), self._number_of(self._open[connection])
+        if number <= self._most and its_number <= self._of_address:
+            self._spare.discard(connection)  # others have gone meanwhile
         return connection in self._spare
 
     def closed(self, connection: Connection) -> None:
@@ -127,8 +128,21 @@ class ConnectionBook:
             del self._by_address[address]
         self._metrics.connections.set(len(self._open))
 
-    def _make_room(self, among: _Order) -> bool:
-        victim = among.first()
+    def _has_place(self, address: str | None, more: int = 0) -> bool:
+        """Return whether there is one for a newcomer, also by dropping another connection: of its own address where that has too
+        many. ``more``: beside the limits."""
+        if self._number_of(address) >= self._of_address + more and not self._make_room(
+            self._by_address.get(address or "")
+        ):
+            return False
+        return len(self._open) < self._most + more or self._make_room(self._all)
+
+    def _number_of(self, address: str | None) -> int:
+        found = None if address is None else self._by_address.get(address)
+        return 0 if found is None else found.number
+
+    def _make_room(self, among: _Order | None) -> bool:
+        victim = None if among is None else among.first()
         if victim is None:
             return False
         self._drop(victim)

@@ -111,6 +111,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_head()
+        self.scope["state"][KNOWN] = self._caller_is_known
+        super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _Answering(self))
         self._in_head, self._head_bytes = False, 0
         self._fields = self._field_bytes = self._frame_bytes = 0
         if self._head_timer is not None:
@@ -118,10 +121,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_timer = None
         self._at_work = True
         self._is_known = False
-        self.scope["state"][KNOWN] = self._caller_is_known
         self._note_wait()
-        super().on_headers_complete()
-        self.cycle.transport = cast(asyncio.Transport, _Answering(self))
 
     def on_chunk_header(self) -> None:
         self._frame_bytes = max(0, self._frame_bytes - CHUNK_BYTES)
