@@ -61,9 +61,8 @@ def test_numbers_in_other_requests(url: str, job: str, number: float) -> None:
     batch = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     message = {"custom_id": "a", "params": {**CHAT, "max_tokens": number}}
     requests: list[tuple[str, str, dict[str, Any]]] = [
-        ("PATCH", f"{job}/limits", {"budget_usd": number}),
-        ("PATCH", f"{job}/limits", {"deadline_s": number}),
-        ("PUT", f"{job}/limits", {"budget_usd": number, "deadline_s": number}),
+        ("PATCH", job, {"budget_usd": number}),
+        ("PATCH", job, {"deadline_s": number}),
         ("POST", f"{job}/items", {"id": number, "document": {"text": number, "more": [{"a": number}]}}),
         ("POST", "/v1/chat/completions", {**CHAT, "max_tokens": number}),
         ("POST", "/v1/chat/completions", {**CHAT, "seed": number, "logit_bias": {"a": number}}),
