@@ -53,20 +53,39 @@ def door(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> Itera
 
 
 @contextlib.contextmanager
-def door_process(settings: GatewaySettings) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A door in a process of its own, which a test may kill; yields its URL and the process."""
-    given = {"DATABASE_URL": settings.database_url, "REDIS_URL": settings.redis_url}
-    given |= {f"GATEWAY__{name.upper()}": str(getattr(settings.gateway, name)) for name in ("port", "files")}
-    surroundings = os.environ | {f"PENSTOCK_{name}": value for name, value in given.items()}
-    process = subprocess.Popen([sys.executable, "-m", "penstock_cli", "gateway"], env=surroundings)
-    url = f"http://127.0.0.1:{settings.gateway.port}"
-    try:
-        until(lambda: process.poll() is not None or lives(url), START_TIMEOUT_S, "the door starts")
-        assert process.poll() is None, "the door has ended while it was starting"
-        yield url, process
-    finally:
-        process.terminate()
-        process.wait(START_TIMEOUT_S)
+def door_process(
+    settings: GatewaySettings, *, program: Sequence[str] = ("-m", "penstock_cli"), log: Path | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A door in a process of its own, which a test may kill; yields its URL and the process.
+
+    It has all fields of ``settings`` that were given. ``program`` is what runs `gateway`; ``log`` takes what it says.
+    """
+    given = settings.model_dump(mode="json", exclude_unset=True)
+    said = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
+    surroundings = os.environ | {f"PENSTOCK_{name.upper()}": value for name, value in said.items()}
+    with contextlib.ExitStack() as stack:
+        out = None if log is None else stack.enter_context(log.open("ab"))
+        command = [sys.executable, *program, "gateway"]
+        process = subprocess.Popen(command, env=surroundings, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        url = f"http://127.0.0.1:{settings.gateway.port}"
+        try:
+            until(lambda: process.poll() is not None or lives(url), START_TIMEOUT_S, "the door starts")
+            assert process.poll() is None, "the door has ended while it was starting"
+            yield url, process
+        finally:
+            process.terminate()
+            try:
+                process.wait(START_TIMEOUT_S)
+            except subprocess.TimeoutExpired:  # its loop stands still
+                process.kill()
+                process.wait()
+                raise
+
+
+def memory_mib(pid: int, line: str = "VmRSS") -> float:
+    """The memory that a process has; ``VmHWM`` is the most that it has had."""
+    (found,) = (one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith(f"{line}:"))
+    return int(found.split()[1]) / 1024
 
 
 def lives(url: str) -> bool:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx2
 import openai
 import pytest
-from doors import door, door_process, door_settings
+from doors import door, door_process, door_settings, memory_mib
 from fleet import until
 from servers import S3Server
 from sqlalchemy import delete, insert, select, update
@@ -257,10 +257,10 @@ def test_a_killed_door_leaves_no_half_file_and_memory_stays_flat(tmp_path: Path)
     with door_process(settings) as (url, process):
         with openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as client:
             client.files.create(file=b"x" * 1024 * 1024, purpose="batch")
-            before = peak_mib(process.pid)
+            before = memory_mib(process.pid, "VmHWM")
             kept = client.files.create(file=b"x" * 64 * 1024 * 1024, purpose="batch")
             client.files.content(kept.id)
-            assert peak_mib(process.pid) - before < 24
+            assert memory_mib(process.pid, "VmHWM") - before < 24
         with half_an_upload(url):
             until(lambda: any(name.endswith(".part") for name in left(settings)), 15, "a part of the file is there")
             process.kill()
@@ -338,6 +338,19 @@ def test_files_lie_in_a_bucket_as_well(tmp_path: Path, s3_server: S3Server, monk
     assert "Contents" not in s3_server.client().list_objects_v2(Bucket="door-files")
 
 
+@pytest.mark.parametrize("option", [{}, {"format": "text"}, {"format": "media"}, {"query": "SELECT 1"}, {"table": "t"},
+                                    {"format": "parquet"}, {"sample": 3}])  # fmt: skip
+def test_where_an_upload_lies_is_told_to_nobody(
+    url: str, client: openai.OpenAI, settings: GatewaySettings, option: dict[str, object]
+) -> None:
+    """Whatever is wrong with it, or with how it is to be read: a refusal names the file and not a folder of the server."""
+    file = client.files.create(file=("in.jsonl", LINES), purpose="batch")
+    for path in ("jobs", "jobs/preview", "jobs/estimate"):
+        answer = httpx2.post(f"{url}/v1/{path}", json={"source": file.id, "model": "m", "prompt": "{no}", **option})
+        assert answer.status_code == 400 or path.endswith("preview")
+        assert str(Path(settings.gateway.files).parent) not in answer.text
+
+
 def test_a_full_disk_is_said_in_words(url: str, settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """507 before anything is written, so that the disk keeps room for the ledger."""
     before = left(settings)
@@ -356,9 +369,3 @@ def half_an_upload(url: str) -> Iterator[None]:
         connection.sendall(head + b"content-type: " + FORM["content-type"].encode() + b"\r\n\r\n" + FILE_PART)
         connection.sendall(b"x" * 5_000_000)
         yield
-
-
-def peak_mib(pid: int) -> float:
-    """The most memory that a process has had."""
-    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
