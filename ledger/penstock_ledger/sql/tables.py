@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0014"  # the newest migration; revisions sort by their number
+HEAD: Final = "0017"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -296,6 +296,11 @@ provider_batches = Table(
     Column("owner", Words),
     Column("lease_until", Double),  # on the database server's clock
     Column("handed_at", Double),  # when all its documents went on to another lane, whatever the provider still answers
+    Column("trouble", Words),  # why its step does not get on, as JSON (BatchTrouble); NULL: it does
+    Column("missing", Words),  # since when the provider does not show it or its answers, as JSON (Missing)
+    Column("answers_read", BigInteger),  # good ones of its outputs, the most that a reading has brought
+    Column("unread", BigInteger),  # answers that were paid for and could not be read
+    Column("unread_microusd", BigInteger),  # their estimated cost; NULL: no price is known
     Index("provider_batches_state", "state"),
     Index("provider_batches_job", "job_id", "packed_at"),
 )

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, exists, func, not_, or_, select
 
 from penstock_ledger.model import JobState
-from penstock_ledger.provider_batch import BatchesOpen, BatchState, BatchSum, ProviderBatch
+from penstock_ledger.provider_batch import (
+    BatchesOpen,
+    BatchState,
+    BatchSum,
+    BatchTrouble,
+    Missing,
+    ProviderBatch,
+)
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import batch_remainders, jobs, paid_beside, tallies
 from penstock_ledger.sql.tables import provider_batch_ids as ids
 from penstock_ledger.sql.tables import provider_batches as table
 
 SUMS_MAX: Final = 200  # kinds of provider batches that a job is summed up by
+TROUBLES_MAX: Final = 1_000  # batches of a job whose troubles are summed up
 IS_OPEN: Final = table.c.state != bindparam("settled", str(BatchState.SETTLED))
 _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
 _READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)  # then the journal says why a batch has ended
@@ -145,13 +155,18 @@ class BatchFigures:
                     func.sum(columns.requests).label("requests"), func.sum(columns.succeeded).label("succeeded"),
                     func.sum(columns.failed).label("failed"), func.count(columns.succeeded).label("counted"),
                     func.max(columns.why).label("why"), func.sum(is_led).label("led"),
+                    func.coalesce(func.sum(columns.unread), 0).label("unread"),
+                    func.sum(columns.unread_microusd).label("unread_microusd"),
+                    func.count(columns.unread_microusd).label("priced"),
+                    func.count(columns.unread).label("with_unread"),
                 )
                 .where(columns.job_id == job_id)
                 .group_by(columns.state, columns.status, columns.provider)
                 .order_by(func.min(columns.packed_at))
                 .limit(SUMS_MAX)
             )  # fmt: skip
-            return [_sum_of(row) for row in connection.execute(query)]
+            troubles = _troubles(connection, job_id)
+            return [_sum_of(row, troubles) for row in connection.execute(query)]
 
         return self._db.read(read)
 
@@ -214,6 +229,7 @@ def batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:
     for name in ("cursor_before", "cursor_behind"):
         values[name] = None if values[name] is None else orjson.loads(values[name])
     values["state"] = BatchState(row.state)
+    values["trouble"], values["missing"] = BatchTrouble.from_text(row.trouble), Missing.from_text(row.missing)
     values["fence"] = row.fence if fence is None else fence
     return ProviderBatch(**values)
 
@@ -223,10 +239,34 @@ def _open_of(row: Any) -> BatchesOpen:
     return BatchesOpen(created_at, waits_since, why, int(answered))
 
 
-def _sum_of(row: Any) -> BatchSum:
+Kind = tuple[str, str | None, str]  # state, status, provider
+Troubles = Mapping[Kind, tuple[tuple[int, BatchTrouble], ...]]
+
+
+def _troubles(connection: Connection, job_id: str) -> Troubles:
+    """Return the troubles of a job's open batches: those that are alike together, shown by the one that is tried next."""
+    columns = table.c
+    query = select(columns.state, columns.status, columns.provider, columns.trouble)
+    query = query.where(columns.job_id == job_id, IS_OPEN, columns.trouble.is_not(None)).limit(TROUBLES_MAX)
+    found: defaultdict[Kind, dict[tuple[str, str], tuple[int, BatchTrouble]]] = defaultdict(dict)
+    for state, status, provider, text in connection.execute(query):
+        trouble = BatchTrouble.from_text(text)
+        if trouble is None:
+            continue
+        alike = found[state, status, provider]
+        number, other = alike.get((trouble.call, trouble.name), (0, trouble))
+        shown = min(trouble, other, key=lambda one: one.again_at)
+        since, times = min(trouble.since, other.since), max(trouble.times, other.times)
+        alike[trouble.call, trouble.name] = number + 1, shown._replace(since=since, times=times)
+    return {kind: tuple(alike.values()) for kind, alike in found.items()}
+
+
+def _sum_of(row: Any, troubles: Troubles) -> BatchSum:
     counted = row.counted == row.batches
+    is_priced = row.with_unread > 0 and row.priced == row.with_unread
     return BatchSum(
         BatchState(row.state), row.status, row.batches, int(row.requests),
         int(row.succeeded) if counted else None, int(row.failed or 0) if counted else None, row.why, int(row.led),
-        row.provider,
+        row.provider, troubles.get((row.state, row.status, row.provider), ()), int(row.unread),
+        int(row.unread_microusd) if is_priced else None,
     )  # fmt: skip
