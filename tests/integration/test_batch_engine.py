@@ -11,10 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batch_house import USAGE, House, Memory, batch_house, good, quick
 from servers import RedisServer
+from sqlalchemy import select
 
 from penstock_ledger import (
     BOUNDLESS,
@@ -40,6 +42,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.door_stores import tenant_accounts
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.sql.tables import spending
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_workers.lanes.batch import ending, leader, sending, troubles, watching
 from penstock_workers.lanes.batch.provider import (
@@ -295,6 +298,11 @@ async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:
     assert lost.unread is None, "nothing says that anything was answered"
 
 
+def spent_besides(house: House, job: Job) -> list[Any]:
+    query = select(spending).where(spending.c.job_id == job.job_id)
+    return house.producer._database.read(lambda connection: list(connection.execute(query)))
+
+
 async def test_counted_answers_are_waited_for_and_then_named_as_paid(house: House) -> None:
     """They are looked for as long as providers keep outputs. What was paid for and never came stands in the journal with what
     it may have cost, and nothing of it is deleted at the provider."""
@@ -310,11 +318,13 @@ async def test_counted_answers_are_waited_for_and_then_named_as_paid(house: Hous
         [(number, trouble)] = open_one.troubles
         assert (number, trouble.call, trouble.name) == (1, "look", "batch_missing")
         assert any("does not know the batch" in line for line in batch_troubles([open_one]))
-        await house.until(lambda: house.counts(job).succeeded == 4)
+        await house.until(lambda: house.counts(job).succeeded == 4 and not house.store.open_of(job.job_id))
     assert time.time() - began >= 0.6
     lost, after = house.store.of_job(job.job_id)
     assert (lost.unread, after.unread, len(house.provider.made)) == (3, None, 2)
     assert lost.unread_microusd == lost.may_cost_microusd * 3 // 4 > 0
+    [row] = spent_besides(house, job)
+    assert (row.kind, row.lane, row.calls, row.cost_microusd) == ("unread", "batch", 3, lost.unread_microusd)
     line = batches_line(house.store.sums(job.job_id))
     assert "3 answers (up to $" in line
     assert "were paid for and could not be read" in line

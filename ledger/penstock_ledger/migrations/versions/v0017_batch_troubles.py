@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0017"
-down_revision = "0014"
+down_revision = "0016"
 
 TEXTS = "trouble", "missing"
 NUMBERS = "answers_read", "unread", "unread_microusd"

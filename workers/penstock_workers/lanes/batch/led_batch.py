@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -132,11 +131,15 @@ class LedBatch:
 
     async def collected(self, why: str, *, unread: int = 0) -> None:
         """Note that every answer of it is stored, but for the ``unread`` that were paid for. Raises BatchLost."""
-        values: dict[str, Any] = {"trouble": None, "missing": None}
+        microusd = self._cost_of(unread)
+        store, owner = self.around.store, self.around.owner
+        if not await self.in_thread(store.collected, self.batch, owner, why, unread, microusd):
+            raise BatchLost(self.batch.tag)
         if unread:
-            values |= {"unread": unread, "unread_microusd": self._cost_of(unread)}
-            _tell_unread(self.batch, unread, values["unread_microusd"], why)
-        await self.write(state=BatchState.COLLECTED, collected_at=time.time(), why=why, **values)
+            _tell_unread(self.batch, unread, microusd, why)
+        self.batch = replace(
+            self.batch, state=BatchState.COLLECTED, why=why, trouble=None, missing=None, unread=unread or None,
+        )  # fmt: skip
         self.hit("batch_collected")
 
     @property
