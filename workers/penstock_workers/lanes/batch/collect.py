@@ -66,9 +66,10 @@ class Collected:
     odd: Counter[str] = field(default_factory=Counter)  # unreadable, unknown, repeated
 
     def is_short(self, batch: ProviderBatch, seen: BatchSeen) -> bool:
-        """Whether the provider has counted more answers than its outputs held; without counts, whether a line was cut off."""
+        """Whether the provider has counted more answers than its outputs held; where it does not count, whether a batch that
+        came to its end has left out documents."""
         if seen.counts is None:
-            return bool(self.left and self.odd["unreadable"])
+            return self.left > 0 and not seen.expired and not seen.cancelled
         counted = min(seen.counts.succeeded + seen.counts.failed, self.documents)  # some count what failed twice
         return self.good < seen.counts.succeeded and self.answers < counted
 
