@@ -117,10 +117,7 @@ def test_control_dies_in_a_rescue(house: House, place: str) -> None:
     assert rescue(house, job)(), "it was the deadline"
     for _ in range(2):  # as long as there is such a step left
         again = house.control(failpoints=f"{place}:kill")
-        until(
-            lambda again=again: not again.alive or _has_arrived(house, job), WORK_S, "it dies, or nothing is left to do"
-        )
-        again.kill()
+        _until_it_dies(house, job, again)
     house.control()
     fleet.wait_for(job, JobState.COMPLETED, WORK_S)
     house.check(job)
