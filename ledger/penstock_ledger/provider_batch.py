@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 import orjson
 
 from penstock_ledger.model import ItemKey
+from penstock_ledger.stored_values import json_text
 
 __all__ = [
     "CANCEL_WAIT_S",
@@ -76,7 +77,7 @@ class BatchTrouble(NamedTuple):
     again_at: float  # the next try
 
     def to_text(self) -> str:
-        return orjson.dumps(self._asdict()).decode()
+        return json_text(self._asdict())
 
     @classmethod
     def from_text(cls, text: str | None) -> Self | None:
@@ -182,7 +183,7 @@ def kept_documents(kept: bytes) -> Iterator[KeptDocument]:
 class BatchesOpen(NamedTuple):
     """The provider batches of a job that have not ended. Times are Unix seconds; None: there is none."""
 
-    created_at: float | None  # when the provider took the oldest one that it works on
+    created_at: float | None  # when the provider took the oldest one that it works on, or whose answers are missing
     waits_since: float | None  # when the oldest one was packed that it has not taken
     why: str | None  # what that one waits for, where it is said
     answered: int  # requests of those that run, as far as the provider tells

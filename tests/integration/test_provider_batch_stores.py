@@ -21,6 +21,7 @@ from penstock_ledger import (
     ItemKey,
     JobState,
     JobStore,
+    Missing,
     NewJob,
     NewProviderBatch,
     OutcomeStore,
@@ -193,6 +194,29 @@ def test_answers_that_never_came_are_in_the_account_once(db: Database, batches: 
     assert (row.kind, row.calls, row.cost_microusd, row.unpriced) == ("unread", 3, 30, 1)
     [alike] = batches.sums("job-a")
     assert (alike.state, alike.unread, alike.unread_microusd) == (BatchState.COLLECTED, 3, None)
+
+
+def test_missing_answers_hold_up_no_rescue(db: Database, batches: ProviderBatchStore) -> None:
+    """A batch that a worker reads is not handed over to another lane; one whose answers it looks for is, and counts as running."""
+    of_feed(db, batches, packed("t1"), packed("t2"))
+    now = time.time()
+    for batch in batches.take(ME, LEASE_S, 10):
+        batches.step(batch, ME, state="ended", created_at=now - 50.0, ended_at=now)
+    assert (batches.to_hand_over("job-a"), batches.open_times("job-a").created_at) == ([], None)
+    one, _ = batches.take(ME, LEASE_S, 10)
+    batches.step(one, ME, missing=Missing("answers", now, 1).to_text())
+    assert [found.tag for found in batches.to_hand_over("job-a")] == [one.tag]
+    assert batches.open_times("job-a").created_at == now - 50.0
+
+
+def test_a_trouble_in_any_words_is_kept(db: Database, batches: ProviderBatchStore) -> None:
+    """What a provider says may hold what no database takes."""
+    of_feed(db, batches, packed("t1"))
+    [one] = batches.take(ME, LEASE_S, 10)
+    assert batches.step(one, ME, trouble=BatchTrouble("look", "x", "a\0b \ud83d c", None, 1.0, 1, 2.0).to_text())
+    [found] = batches.of_job("job-a")
+    assert found.trouble is not None
+    assert found.trouble.said.endswith("b ? c")
 
 
 def test_troubles_that_are_alike_are_shown_together(db: Database, batches: ProviderBatchStore) -> None:

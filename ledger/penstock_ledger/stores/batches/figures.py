@@ -85,12 +85,13 @@ class BatchFigures:
         return self._db.read(lambda connection: [batch_of(row) for row in connection.execute(query)])
 
     def to_hand_over(self, job_id: str) -> list[ProviderBatch]:
-        """The same without those whose answers a living worker reads now."""
+        """The same without those whose answers a living worker reads now. Answers that are missing are not being read."""
 
         def read(connection: Connection) -> list[ProviderBatch]:
             is_led = and_(table.c.owner.is_not(None), table.c.lease_until > self._db.now(connection))
             is_fresh = func.coalesce(table.c.ended_at, 0.0) > time.time() - _READING_S
-            is_read = and_(table.c.state.in_((BatchState.ENDED, BatchState.COLLECTED)), is_led, is_fresh)
+            has_ended = table.c.state.in_((BatchState.ENDED, BatchState.COLLECTED))
+            is_read = and_(has_ended, is_led, is_fresh, table.c.missing.is_(None))
             query = select(table).where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None), not_(is_read))
             return [batch_of(row) for row in connection.execute(query.order_by(table.c.packed_at, table.c.tag))]
 
@@ -180,7 +181,9 @@ class BatchFigures:
         columns, waiting = table.c, (str(BatchState.PACKED), str(BatchState.UPLOADED))
         waits = columns.state.in_(waiting)
         query = select(
-            func.min(columns.created_at).filter(columns.state == str(BatchState.CREATED)),
+            func.min(columns.created_at).filter(
+                or_(columns.state == str(BatchState.CREATED), columns.missing.is_not(None))
+            ),
             func.min(columns.packed_at).filter(waits),
             func.max(columns.why).filter(waits),
             func.coalesce(func.sum(columns.succeeded).filter(columns.state == str(BatchState.CREATED)), 0),
