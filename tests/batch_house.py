@@ -16,7 +16,7 @@ from penstock_ledger import BatchState, ProviderBatchStore
 from penstock_ledger.model import Counts, Job
 from penstock_producer import Producer
 from penstock_workers.lanes.batch import engine as engine_module
-from penstock_workers.lanes.batch import journey, leader, led_batch, provider
+from penstock_workers.lanes.batch import journey, leader, led_batch, provider, troubles
 from penstock_workers.lanes.batch.engine import BatchEngine
 from penstock_workers.lanes.batch.provider import (
     BatchAnswer,
@@ -50,6 +50,9 @@ class Memory:
     expired: Callable[[int], bool] = lambda nth: False
     errors: dict[str, list[Exception]] = field(default_factory=dict)  # of calls, each raised once, in their order
     late: int = 0  # looks at a batch that has ended which do not show its output yet
+    counted: provider.Counts | None = None  # of every batch
+    gone: set[int] = field(default_factory=set)  # batches that no look finds
+    looks_at_gone: int = 0
     works_all_the_same: bool = False  # a create that raises has made its batch
     ended: bool = True
     made: list[NewBatch] = field(default_factory=list)
@@ -83,6 +86,9 @@ class Memory:
 
     async def look(self, batch_id: str) -> BatchSeen:
         self._raise("look")
+        if int(batch_id) in self.gone:
+            self.looks_at_gone += 1
+            raise provider.BatchGone(404, "not_found", "no such batch")
         seen = self._seen(int(batch_id))
         if self.late and seen.ended:
             self.late -= 1
@@ -115,7 +121,7 @@ class Memory:
         over, stopped = self.ended and nth not in self.never, str(nth) in self.cancelled and nth not in self.never
         problems = self.problems(self.names[nth], nth)
         return BatchSeen(
-            str(nth), "ended" if over else "runs", over or stopped, None, expired=self.expired(nth), cancelled=stopped,
+            str(nth), "ended" if over else "runs", over or stopped, self.counted, expired=self.expired(nth), cancelled=stopped,
             problems=problems, outputs=("out",), file_id=self.made[nth].file_id,
         )  # fmt: skip
 
@@ -191,7 +197,7 @@ class House:
 def quick(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> None:
     """Short waits, and ``memory`` in place of every provider."""
     monkeypatch.setattr(leader, "LOOK_S", 0.02)
-    monkeypatch.setattr(journey, "FAULT_BASE_S", 0.01)
+    monkeypatch.setattr(troubles, "FAULT_BASE_S", 0.01)
     monkeypatch.setattr(journey, "LOOK_AT_JOB_S", 0.02)
     monkeypatch.setattr(led_batch, "LOOK_AT_JOB_S", 0.02)
     monkeypatch.setattr(led_batch, "CAP_WAIT_S", 0.05)
@@ -204,7 +210,7 @@ def batch_house(
 ) -> Iterator[House]:
     settings = WorkerSettings.load(
         redis_url=redis_url, database_url=database_url or f"sqlite:///{folder}/ledger.db", lane="batch", control=False,
-        batch={"folder": folder / "packed", "poll_first_s": 0.02, "poll_cap_s": 0.05, "unclear_s": 0.02},
+        batch={"folder": folder / "packed", "poll_first_s": 0.02, "poll_cap_s": 0.05, "unclear_s": 0.02, "lost_after_s": 0.1},
         providers={
             "default": {
                 "usd_per_mtok_in": 100, "usd_per_mtok_out": 200, "batch_discount": 0.5, "batch_enqueued_tokens": 1_000,

@@ -150,7 +150,9 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import BatchesOpen as BatchesOpen
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
+    from penstock_ledger.provider_batch import BatchTrouble as BatchTrouble
     from penstock_ledger.provider_batch import KeptDocument as KeptDocument
+    from penstock_ledger.provider_batch import Missing as Missing
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
     from penstock_ledger.provider_batch import ProviderBatch as ProviderBatch
     from penstock_ledger.provider_batch import Remainder as Remainder
@@ -250,8 +252,8 @@ else:
             "penstock_ledger.stores.meta": "Meta",
             "penstock_ledger.stores.provenance": "InUse MadeWith Provenance RENOTED_S made_by",
             "penstock_ledger.provider_batch": (
-                "BatchState BatchSum BatchesOpen CANCEL_WAIT_S KeptDocument NewProviderBatch ProviderBatch Remainder Waiting "
-                "kept_documents"
+                "BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S KeptDocument Missing NewProviderBatch "
+                "ProviderBatch Remainder Waiting kept_documents"
             ),
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",

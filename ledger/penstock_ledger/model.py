@@ -175,6 +175,7 @@ class Result(Struct, frozen=True):
     calls: int  # requests really sent to the provider
     reason: str | None = None  # why none was sent for it: `dedup` (an equal request of its job) or `cache` (of another)
     endpoint: str | None = None  # the path that was asked, where it is not the job's
+    unpriced: int | None = 0  # of its answers those without a known price; None: a release stored it that did not say
 
     def json(self) -> Any:
         """The provider's response, parsed: ``result.json()["choices"][0]["message"]["content"]``."""
@@ -200,6 +201,7 @@ class DeadLetter:
     latency_ms: int = 0
     created_at: float | None = None  # Unix seconds; set by the ledger
     endpoint: str | None = None  # the path that ``request`` is for, where it is not the job's
+    unpriced: int | None = 0  # as of a result
 
 
 class PaidBeside(NamedTuple):

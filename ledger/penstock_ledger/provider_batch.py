@@ -6,18 +6,21 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
 from penstock_ledger.model import ItemKey
+from penstock_ledger.stored_values import json_text
 
 __all__ = [
     "CANCEL_WAIT_S",
     "BatchState",
     "BatchSum",
+    "BatchTrouble",
     "BatchesOpen",
     "KeptDocument",
+    "Missing",
     "NewProviderBatch",
     "ProviderBatch",
     "Remainder",
@@ -60,6 +63,47 @@ class NewProviderBatch:
     may_cost_microusd: int  # as estimated; 0 where no price is known
 
 
+class BatchTrouble(NamedTuple):
+    """Why the step of a provider batch that is due does not get on, as its leader saw it last. Times are Unix seconds."""
+
+    call: str  # upload | create | look | answers | delete
+    name: (
+        str  # of the failure, as in the workers' table of fates, or `batch_missing`, `answers_missing`, `answers_short`
+    )
+    said: str  # the provider's words, without secrets; foreign text, to be escaped where it is shown
+    status: int | None  # of HTTP
+    since: float  # of the first failure of this step in a row
+    times: int
+    again_at: float  # the next try
+
+    def to_text(self) -> str:
+        return json_text(self._asdict())
+
+    @classmethod
+    def from_text(cls, text: str | None) -> Self | None:
+        """Return None for what a later version may have written in another way."""
+        try:
+            found = None if text is None else orjson.loads(text)
+            return None if found is None else cls(*(found[name] for name in cls._fields))
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return None
+
+
+class Missing(NamedTuple):
+    """Looks in a row that did not find what the provider should have."""
+
+    what: str  # batch | answers
+    since: float
+    looks: int
+
+    def to_text(self) -> str:
+        return orjson.dumps(tuple(self)).decode()
+
+    @classmethod
+    def from_text(cls, text: str | None) -> Self | None:
+        return None if text is None else cls(*orjson.loads(text))
+
+
 @dataclass(frozen=True, slots=True)
 class ProviderBatch(NewProviderBatch):
     """A provider batch as the journal holds it. Times are Unix seconds."""
@@ -80,6 +124,11 @@ class ProviderBatch(NewProviderBatch):
     settled_at: float | None
     fence: int
     handed_at: float | None
+    trouble: BatchTrouble | None = None
+    missing: Missing | None = None
+    answers_read: int | None = None  # good ones, the most that any reading of its outputs has brought; None: never read
+    unread: int | None = None  # answers that were paid for, as the provider counted them, and could not be read
+    unread_microusd: int | None = None  # what they cost at most, as estimated; None: no price is known
 
     @property
     def is_of_source(self) -> bool:
@@ -134,7 +183,7 @@ def kept_documents(kept: bytes) -> Iterator[KeptDocument]:
 class BatchesOpen(NamedTuple):
     """The provider batches of a job that have not ended. Times are Unix seconds; None: there is none."""
 
-    created_at: float | None  # when the provider took the oldest one that it works on
+    created_at: float | None  # when the provider took the oldest one that it works on, or whose answers are missing
     waits_since: float | None  # when the oldest one was packed that it has not taken
     why: str | None  # what that one waits for, where it is said
     answered: int  # requests of those that run, as far as the provider tells
@@ -152,3 +201,6 @@ class BatchSum(NamedTuple):
     why: str | None  # of one of them
     led: int | None = None  # by workers that live; the others wait for one. None: that was not looked at
     provider: str = ""
+    troubles: tuple[tuple[int, BatchTrouble], ...] = ()  # of how many of them, and that of the one that is tried next
+    unread: int = 0  # answers that were paid for and could not be read
+    unread_microusd: int | None = None  # None: for some of them no price is known, or there are none

@@ -52,7 +52,8 @@ ABOVE_0 = (
 )
 FROM_0 = (
     "latency_ms", "latency_sigma", "latency_ms_per_token", "retry_after_s", "ramp_free_rpm", "credit_usd",
-    "usd_per_mtok_in", "usd_per_mtok_out", "batch_s", "batch_sigma", "batch_step_s",
+    "usd_per_mtok_in", "usd_per_mtok_out", "batch_s", "batch_sigma", "batch_step_s", "batch_look_404_s",
+    "batch_file_404_s",
 )  # fmt: skip
 WHOLE = {
     "max_concurrency": 1,
@@ -61,10 +62,12 @@ WHOLE = {
     "burndown": 1,
     "batch_enqueued_tokens": 1,
     "batch_enqueued_requests": 1,
+    "batch_look_403s": 0,
+    "batch_short_reads": 0,
 }  # with the least that can be given
 SHARES = (
     "hostile_share", "hostile_documents", "batch_stalled_share", "batch_expired_share", "batch_create_500_share",
-    "batch_upload_500_share", "batch_call_500_share", "batch_cut_share", "batch_spoilt_share",
+    "batch_upload_500_share", "batch_no_upload_share", "batch_call_500_share", "batch_cut_share", "batch_spoilt_share",
 )  # fmt: skip
 
 
@@ -141,9 +144,14 @@ class SimulatorConfig:
     batch_expired_share: float = 0.0  # of batches: they expire half-way, when the others end
     batch_create_500_share: float = 0.0  # of creations: they work and answer 500
     batch_upload_500_share: float = 0.0  # of uploads: they work and answer 500
+    batch_no_upload_share: float = 0.0  # of uploads: 500, and nothing was done
     batch_call_500_share: float = 0.0  # of all calls of batch APIs: 500, and nothing was done
     batch_cut_share: float = 0.0  # of downloads of results: the connection ends half-way
     batch_spoilt_share: float = 0.0  # of lines of results: cut, under an unknown id before, or twice
+    batch_look_404_s: float = 0.0  # a batch is not found for so long, from the first look on at which it has answers
+    batch_look_403s: int = 0  # first looks at each batch: 403
+    batch_file_404_s: float = 0.0  # an output is not found for so long, from the first time that it is asked for
+    batch_short_reads: int = 0  # first downloads of each output: the last half of its lines is not there yet
     batch_enqueued_tokens: int | None = None  # of the prompts of one model's batches that are not over
     batch_enqueued_requests: int | None = None  # of Anthropic's batches that are not over
     structured: str = Structured.JSON_SCHEMA.value  # what becomes of a response_format, see Structured

@@ -26,6 +26,7 @@ from batch_servers import (
 from penstock_workers.lanes.batch.apis import output_lines
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
+    Astray,
     BatchAnswer,
     BatchError,
     BatchGone,
@@ -116,10 +117,10 @@ OF_A_CREATE: dict[str, tuple[Any, type[BatchError]]] = {
     "413": (says(413, b""), BatchRefused),
     "404": (says(404, error("no_such_file")), BatchGone),
     "401": (says(401, error("invalid_api_key")), AccountStopped),
-    "403": (says(403, error("no_rights")), AccountStopped),
-    "401 page": (says(401, PAGE), AccountStopped),
-    "redirect": (says(307, b"", {"location": "/elsewhere"}), AccountStopped),
-    "405": (says(405, b""), AccountStopped),
+    "403": (says(403, error("no_rights")), Astray),
+    "401 page": (says(401, PAGE), Astray),
+    "redirect": (says(307, b"", {"location": "/elsewhere"}), Astray),
+    "405": (says(405, b""), Astray),
     "cut": (breaks_off, Unclear),
     "endless": (endless, Unclear),
     "200 page": (says(200, PAGE), Unclear),
@@ -345,7 +346,7 @@ async def test_a_download_that_brings_nothing_is_left(server: BatchServer, opena
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"), [(404, BatchGone), (401, AccountStopped), (429, TryLater), (302, AccountStopped)]
+    ("status", "expected"), [(404, BatchGone), (401, AccountStopped), (429, TryLater), (302, Astray)]
 )
 async def test_a_download_that_is_refused(
     server: BatchServer, openai: BatchProvider, status: int, expected: type[BatchError]

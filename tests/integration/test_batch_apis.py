@@ -20,6 +20,7 @@ from penstock_workers.lanes.batch.apis.http import Times
 from penstock_workers.lanes.batch.provider import (
     TOKEN_CAP_CODES,
     AccountStopped,
+    Astray,
     BatchAnswer,
     BatchGone,
     BatchProvider,
@@ -160,6 +161,43 @@ async def test_downloads_that_break_bring_every_answer_once(kind: str, tmp_path:
             answers = await all_answers(provider, seen)
             assert sorted(by_id(answers)) == sorted(IDS)
             assert len(answers) == 50
+
+
+@KINDS
+async def test_what_a_provider_does_not_show_for_a_while(kind: str, tmp_path: Path) -> None:
+    """A look may be refused once, a batch and its outputs may not be found, and an output may be too short: none is an end."""
+    async with simulated(
+        kind, batch_look_403s=1, batch_look_404_s=0.2, batch_file_404_s=0.2, batch_short_reads=1
+    ) as provider:
+        made = await created(provider, new_batch(provider, kind, tmp_path))
+        with pytest.raises(Astray):
+            await provider.look(made.batch_id)
+        seen, gone = made._replace(ended=False), 0
+        async with asyncio.timeout(10):
+            while not seen.ended:
+                try:
+                    seen = await provider.look(made.batch_id)
+                except BatchGone:
+                    gone += 1
+                await asyncio.sleep(0.01)
+        assert gone
+        lengths = list[int]()
+        async with asyncio.timeout(10):
+            while not lengths or lengths[-1] < 50:
+                try:
+                    lengths.append(len(await all_answers(provider, seen)))
+                except BatchGone:
+                    await asyncio.sleep(0.01)
+        assert lengths == [25, 50]
+
+
+@pytest.mark.parametrize("kind", ["openai", "gemini"])
+async def test_an_upload_that_fails_leaves_nothing(kind: str, tmp_path: Path) -> None:
+    """It is sent again, since no file has its name."""
+    async with simulated(kind, batch_no_upload_share=1.0) as provider:
+        with pytest.raises((Unclear, TryLater)):
+            await provider.upload(new_batch(provider, kind, tmp_path))
+        assert await provider.find_upload(TAG) is None
 
 
 @KINDS

@@ -138,7 +138,9 @@ def simulated_apart(config: SimulatorConfig) -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def house_of(kind: str, redis_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+async def house_of(
+    kind: str, redis_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **faults: Any
+) -> AsyncIterator[House]:
     """Whose provider is the simulated one, over HTTP, in the form of ``kind``. It takes one batch or two at a time."""
     opened: list[BatchProvider] = []
 
@@ -149,7 +151,7 @@ async def house_of(kind: str, redis_url: str, folder: Path, monkeypatch: pytest.
     memory, like = Memory(), kind if kind in ("together", "mistral") else None
     quick(monkeypatch, memory)
     monkeypatch.setattr(engine_module, "open_batches", opens)
-    with simulated_apart(SimulatorConfig(batch_s=0.0, batch_step_s=0.0, like=like)) as url:
+    with simulated_apart(SimulatorConfig(batch_s=0.0, batch_step_s=0.0, like=like, **faults)) as url:
         given: dict[str, Any] = {
             "kind": "openai" if like else kind,
             "profile": like,
@@ -162,6 +164,29 @@ async def house_of(kind: str, redis_url: str, folder: Path, monkeypatch: pytest.
             finally:
                 for one in opened:
                     await one.close()
+
+
+@pytest.mark.parametrize("kind", ["openai", *OF_OTHERS])
+async def test_a_provider_that_errs_for_a_while_is_paid_once(
+    kind: str, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Polls that answer 403 and 404, uploads that fail, outputs that are not there yet and then too short: no document is
+    submitted twice, in no dialect, and the job never pauses."""
+    faults: dict[str, Any] = {
+        "batch_look_403s": 1, "batch_look_404_s": 0.4, "batch_file_404_s": 0.4, "batch_short_reads": 2,
+        "batch_no_upload_share": 0.5, "seed": 3,
+    }  # fmt: skip
+    async with house_of(kind, redis_server.url, tmp_path, monkeypatch, **faults) as house:
+        house.set_batch(lost_after_s=20.0)
+        job = house.submit(8, batch_max_requests=4, **OF_OTHERS.get(kind, {}))
+        counts = await house.all_settled(job)
+        url = house.settings.providers["default"].base_url.removesuffix("/v1")
+        async with aiohttp.ClientSession(url) as client:
+            twice = await (await client.get("/batches/requests?min_submitted=2")).json()
+    assert (counts.succeeded, counts.dead, counts.calls) == (8, 0, 8)
+    assert twice == {}
+    left = {(one.unread, one.trouble, one.missing) for one in house.store.of_job(job.job_id)}
+    assert left == {(None, None, None)}
 
 
 @pytest.mark.parametrize("kind", OF_OTHERS)

@@ -11,15 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batch_house import USAGE, House, Memory, batch_house, good, quick
 from servers import RedisServer
+from sqlalchemy import select
 
 from penstock_ledger import (
     BOUNDLESS,
     ApiKeyStore,
     BatchState,
+    BatchTrouble,
     Begin,
     BeginReply,
     ItemKey,
@@ -39,19 +42,24 @@ from penstock_ledger import (
 )
 from penstock_ledger.door_stores import tenant_accounts
 from penstock_ledger.model import Job, JobState
-from penstock_workers.lanes.batch import ending, leader, sending, watching
+from penstock_ledger.sql.tables import spending
+from penstock_producer.reporting.batches import batch_troubles, batches_line
+from penstock_workers.lanes.batch import ending, leader, sending, troubles, watching
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
+    Astray,
     BatchAnswer,
     BatchGone,
     BatchRefused,
     BatchSeen,
+    Counts,
     LineProblem,
     TokenCapReached,
     TryLater,
     Unclear,
     UnreadableLine,
 )
+from penstock_workers.lanes.batch.troubles import LOOKS_MIN
 
 
 @pytest.fixture
@@ -264,11 +272,196 @@ async def test_a_batch_that_never_fits_pauses_its_job(house: House, monkeypatch:
     assert (counts.succeeded, len(house.provider.made)) == (4, 5), "two smaller ones"
 
 
+GONE = BatchGone(404, "not_found", "no such batch")
+
+
+@pytest.mark.parametrize("call", ["look", "answers"])
+async def test_a_404_of_a_moment_pays_nothing_again(house: House, call: str) -> None:
+    """Whether polls answer it or the download of the outputs: it is looked for again, and its answers are read."""
+    house.provider.errors = {call: [GONE] * 4}
+    job = house.submit(4)
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, len(house.provider.made)) == (4, 1)
+    [batch] = house.store.of_job(job.job_id)
+    assert (batch.trouble, batch.missing, batch.unread) == (None, None, None)
+
+
 async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:
-    """Its documents are tried in another one."""
-    house.provider.errors = {"look": [BatchGone(404, "not_found", "no such batch")] * 2}
-    counts = await house.all_settled(house.submit(4))
+    """After minutes of looks its documents are tried in another one; here these are parts of a second."""
+    house.provider.gone = {0}
+    job = house.submit(4)
+    counts = await house.all_settled(job)
     assert (counts.succeeded, len(house.provider.made)) == (4, 2)
+    assert house.provider.looks_at_gone >= LOOKS_MIN
+    lost, _ = house.store.of_job(job.job_id)
+    assert (lost.why or "").startswith("batch_lost: 404")
+    assert lost.unread is None, "nothing says that anything was answered"
+
+
+def spent_besides(house: House, job: Job) -> list[Any]:
+    query = select(spending).where(spending.c.job_id == job.job_id)
+    return house.producer._database.read(lambda connection: list(connection.execute(query)))
+
+
+async def test_counted_answers_are_waited_for_and_then_named_as_paid(house: House) -> None:
+    """They are looked for as long as providers keep outputs. What was paid for and never came stands in the journal with what
+    it may have cost, and nothing of it is deleted at the provider."""
+    house.set_batch(answers_kept_s=0.6)
+    house.provider.counted, house.provider.ended = Counts(4, 3, 0), False
+    job = house.submit(4, batch_files="delete")
+    async with house.working():
+        await house.until(lambda: any(one.succeeded == 3 for one in house.store.of_job(job.job_id)))
+        house.provider.gone, began = {0}, time.time()
+        house.provider.ended = True
+        await house.until(lambda: any(one.missing is not None for one in house.store.of_job(job.job_id)))
+        [open_one] = [one for one in house.store.sums(job.job_id) if one.state is BatchState.CREATED]
+        [(number, trouble)] = open_one.troubles
+        assert (number, trouble.call, trouble.name) == (1, "look", "batch_missing")
+        assert any("does not know the batch" in line for line in batch_troubles([open_one]))
+        await house.until(lambda: house.counts(job).succeeded == 4 and not house.store.open_of(job.job_id))
+    assert time.time() - began >= 0.6
+    lost, after = house.store.of_job(job.job_id)
+    assert (lost.unread, after.unread, len(house.provider.made)) == (3, None, 2)
+    assert lost.unread_microusd == lost.may_cost_microusd * 3 // 4 > 0
+    [row] = spent_besides(house, job)
+    assert (row.kind, row.lane, row.calls, row.cost_microusd) == ("unread", "batch", 3, lost.unread_microusd)
+    line = batches_line(house.store.sums(job.job_id))
+    assert "3 answers (up to $" in line
+    assert "were paid for and could not be read" in line
+    assert house.provider.deleted == [f"file-{after.tag}"]
+
+
+async def test_another_leader_goes_on_counting_looks(house: House) -> None:
+    """What was looked for stands in the journal: the next worker does not begin anew, nor give up at once."""
+    house.set_batch(lost_after_s=3_600.0)
+    house.provider.gone = {0}
+    job = house.submit(4)
+
+    def looks() -> int:
+        return sum(one.missing.looks for one in house.store.of_job(job.job_id) if one.missing is not None)
+
+    async with house.working():
+        await house.until(lambda: looks() >= 2)
+    before = looks()
+    [since] = {one.missing.since for one in house.store.of_job(job.job_id) if one.missing is not None}
+    async with house.working():
+        await house.until(lambda: looks() > before)
+        assert {one.missing.since for one in house.store.of_job(job.job_id) if one.missing is not None} == {since}
+        house.provider.gone = set()
+        await house.until(lambda: house.counts(job).succeeded == 4)
+    assert len(house.provider.made) == 1
+
+
+@pytest.mark.parametrize("line", [None, UnreadableLine("out", 4, "cut off")])
+async def test_an_output_that_is_too_short_is_read_again(house: House, line: UnreadableLine | None) -> None:
+    """Before any document of it is sent again: what comes at the next reading was paid for once."""
+    reads = 0
+
+    def answer(name: str, nth: int) -> BatchAnswer | None:
+        nonlocal reads
+        reads += name == "d3"  # the first one of each reading
+        return good(name) if reads > 2 or name in ("d3", "d2") else None
+
+    house.provider.answer, house.provider.counted = answer, Counts(4, 4, 0)
+    house.provider.odd = () if line is None else (line,)
+    job = house.submit(4)
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, counts.calls, len(house.provider.made)) == (4, 4, 1)
+    [batch] = house.store.of_job(job.job_id)
+    assert (batch.answers_read, batch.unread) == (4, None)
+
+
+async def test_an_output_that_stays_short_is_given_up_and_counted(house: House) -> None:
+    """Its missing documents go into the next batch, and what their first answers have cost is named."""
+
+    def answer(name: str, nth: int) -> BatchAnswer | None:
+        return good(name) if nth or name in ("d3", "d2") else None
+
+    house.provider.answer, house.provider.counted = answer, Counts(4, 4, 0)
+    job = house.submit(4)
+    async with house.working():
+        await house.until(lambda: house.counts(job).succeeded == 2)
+        house.provider.counted = None if len(house.provider.made) > 1 else house.provider.counted
+        await house.until(lambda: len(house.provider.made) == 2)
+        house.provider.counted = None
+        await house.until(lambda: house.counts(job).succeeded == 4)
+    first, second = house.store.of_job(job.job_id)
+    assert (first.answers_read, first.unread, second.requests) == (2, 2, 2)
+
+
+async def test_more_lines_than_counts_are_all_taken(house: House) -> None:
+    """A provider that counts less than it gives out has given it out all the same."""
+    house.provider.counted = Counts(4, 2, 0)
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made)) == (4, 1)
+
+
+@pytest.mark.parametrize("call", ["upload", "create", "look", "answers"])
+async def test_a_403_of_a_moment_pauses_nothing(house: House, call: str) -> None:
+    """The address, a proxy or the key's rights may pass: a run of them pauses the job, as in every lane."""
+    house.provider.errors = {call: [Astray("403 no rights").named("forbidden", 403)]}
+    job = house.submit(4)
+    seen = list[JobState]()
+    async with house.working():
+
+        def over() -> bool:
+            seen.append(house.producer.status(job.job_id).job.state)
+            return house.counts(job).succeeded == 4
+
+        await house.until(over)
+    assert set(seen) == {JobState.RUNNING}
+
+
+async def test_a_403_that_stays_pauses_the_job_until_it_is_over(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its reason and the time of the next look; where the provider has taken the batch before, it goes on by itself."""
+    house.settings = house.settings.model_copy(update={"pause_after_run": 3})
+    monkeypatch.setattr(troubles, "PAUSE_FIRST_S", 5.0)
+    house.provider.errors = {"look": [Astray("403 no rights").named("forbidden", 403)] * 3}
+    job = house.submit(4)
+    async with house.working():
+        await house.until(lambda: house.producer.status(job.job_id).job.state is JobState.PAUSED)
+        found = house.producer.status(job.job_id).job
+        assert "403 no rights" in str(found.reason)
+        assert found.resume_at is not None
+        assert 0 < found.resume_at - time.time() <= 5
+        await house.until(lambda: house.counts(job).succeeded == 4)
+    assert len(house.provider.made) == 1
+
+
+async def test_an_account_that_was_never_in_order_waits_for_a_person(house: House) -> None:
+    """A wrong key is no passing trouble: the job pauses without an end."""
+    house.provider.errors = {"upload": [AccountStopped("401 invalid key")]}
+    job = house.submit(4)
+    async with house.working():
+        await house.until(lambda: house.producer.status(job.job_id).job.state is JobState.PAUSED)
+    assert house.producer.status(job.job_id).job.resume_at is None
+
+
+@pytest.mark.parametrize("call", ["upload", "create", "look", "answers"])
+async def test_what_a_batch_waits_for_is_said(house: House, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, with what was answered, since when, how often, and when it is tried again: while it lasts, and no longer."""
+    monkeypatch.setattr(troubles, "FAULT_CAP_S", 0.05)
+    error = TryLater(None, "provider default: HTTP 500 \x1b[31mout of order").named("server_error", 500)
+    house.provider.errors = {call: [error] * 10_000}
+    job = house.submit(4)
+    began = time.time()
+
+    def shown() -> list[tuple[int, BatchTrouble]]:
+        return [one for some in house.store.sums(job.job_id) for one in some.troubles]
+
+    async with house.working():
+        await house.until(lambda: any(trouble.times >= 3 for _, trouble in shown()))
+        [(number, trouble)] = shown()
+        assert (number, trouble.call, trouble.name, trouble.status) == (1, call, "server_error", 500)
+        assert began <= trouble.since <= time.time()
+        [line] = batch_troubles(house.store.sums(job.job_id))
+        at = {"answers": "download of answers", "look": "look at its state"}.get(call, call)
+        assert f"server_error at the {at}" in line
+        assert "HTTP 500" in line
+        assert "\x1b" not in line
+        house.provider.errors = {}
+        await house.until(lambda: house.counts(job).succeeded == 4)
+    assert shown() == []
 
 
 async def test_a_file_that_the_provider_has_dropped_is_uploaded_again(
@@ -289,8 +482,9 @@ async def test_outputs_are_waited_for(house: House) -> None:
 
 
 async def test_outputs_that_are_gone_are_asked_for_again(house: House) -> None:
-    """Their documents are tried in another batch; nothing waits for a person."""
-    house.provider.errors = {"answers": [BatchGone(404, "not_found", "no such file")]}
+    """Once they were looked for long enough their documents are tried in another batch; nothing waits for a person."""
+    house.set_batch(answers_kept_s=0.0)
+    house.provider.errors = {"answers": [GONE] * 8}
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made)) == (4, 2)
 

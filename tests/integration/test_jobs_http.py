@@ -26,13 +26,16 @@ from penstock_gateway.jobs.watches import LISTENERS_MAX, Watches
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import (
+    BatchTrouble,
     Database,
     ItemKey,
     JobState,
     JobStore,
     MadeWith,
+    NewProviderBatch,
     OutcomeStore,
     Provenance,
+    ProviderBatchStore,
     Result,
     open_database,
 )
@@ -83,6 +86,34 @@ def test_a_job_without_a_lane_goes_where_the_doors_send_batches(tmp_path: Path) 
         assert api.post("/v1/jobs", {**job, "lane": "api"}).json["lane"] == "api"
         nightly = api.post("/v1/schedules", {**job, "name": "nightly", "cron": "0 2 * * *"})
         assert (nightly.status, nightly.json["spec"]["lane"]) == (201, "batch")
+
+
+def test_what_the_batches_of_a_job_wait_for_is_shown(api: Client, settings: GatewaySettings, db: Database) -> None:
+    """As data over HTTP, as a sentence on the job's page, and so is what was paid for and never came."""
+    job_id = submitted(api, settings, lane="batch")["id"]
+    assert (api.get(f"/v1/jobs/{job_id}").json["batch_troubles"], api.get(f"/v1/jobs/{job_id}").json["unread"]) == (
+        [],
+        None,
+    )
+    batches = ProviderBatchStore(db, "batch")
+    feed = JobStore(db).lease_feed(job_id, 1, "me", 30.0)
+    assert feed is not None
+    new = [
+        NewProviderBatch(tag, job_id, 1, "default", "openai", "gpt-x", "/v1/x", {}, {"offset": 9}, 3, 90, 100, 600)
+        for tag in ("waits", "lost")
+    ]
+    batches.add_of_feed(feed, "me", 30.0, new, cursor={"offset": 9}, exhausted=True)
+    led = {batch.tag: batch for batch in batches.take("me", 30.0, 10)}
+    trouble = BatchTrouble("upload", "server_error", "HTTP 500: <b>out</b> of order", 500, 1_000.0, 7, 2_000.0)
+    assert batches.step(led["waits"], "me", trouble=trouble.to_text())
+    assert batches.collected(led["lost"], "me", "batch_lost: gone", 2, 400)
+    shown = api.get(f"/v1/jobs/{job_id}").json
+    assert shown["batch_troubles"] == [{"provider": "default", "batches": 1, **trouble._asdict()}]
+    assert shown["unread"] == {"answers": 2, "cost_usd": 0.0004}
+    page = api.get(f"/ui/jobs/{job_id}").raw.decode()
+    assert "A batch waits for provider default: server_error at the upload (HTTP 500, 7 times in a row" in page
+    assert "&lt;b&gt;out" in page
+    assert "2 answers (up to $0.0004) were paid for and could not be read" in page
 
 
 def test_an_idempotency_key_is_the_key_of_a_job_without_one(api: Client, settings: GatewaySettings) -> None:

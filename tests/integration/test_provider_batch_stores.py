@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from penstock_ledger import (
     BatchLost,
     BatchState,
+    BatchTrouble,
     Database,
     DeadLetter,
     FeedKind,
@@ -19,6 +21,7 @@ from penstock_ledger import (
     ItemKey,
     JobState,
     JobStore,
+    Missing,
     NewJob,
     NewProviderBatch,
     OutcomeStore,
@@ -28,6 +31,7 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
+from penstock_ledger.sql.tables import spending
 
 ME, OTHER = "me", "another"
 LEASE_S = 30.0
@@ -176,6 +180,68 @@ def test_ids_are_kept_as_long_as_their_batch_is_open(db: Database, batches: Prov
     assert (batches.kept_ids("t1"), batches.kept_ids("t3")) == (None, b"\x00ids")
     assert batches.end(fresh, ME, None)
     assert batches.kept_ids("t3") is None
+
+
+def test_answers_that_never_came_are_in_the_account_once(db: Database, batches: ProviderBatchStore) -> None:
+    """With the step that gives them up, however often that is written; without a price they are counted as such."""
+    of_feed(db, batches, packed("t1"), packed("t2"))
+    one, two = batches.take(ME, LEASE_S, 10)
+    assert batches.collected(one, ME, "batch_lost: gone", 2, 30)
+    assert not batches.collected(one, ME, "batch_lost: gone", 2, 30)
+    assert not batches.collected(two, OTHER, "batch_lost: gone", 1, None)
+    assert batches.collected(two, ME, "batch_lost: gone", 1, None)
+    row = db.read(lambda connection: connection.execute(select(spending)).one())
+    assert (row.kind, row.calls, row.cost_microusd, row.unpriced) == ("unread", 3, 30, 1)
+    [alike] = batches.sums("job-a")
+    assert (alike.state, alike.unread, alike.unread_microusd) == (BatchState.COLLECTED, 3, None)
+
+
+def test_missing_answers_hold_up_no_rescue(db: Database, batches: ProviderBatchStore) -> None:
+    """A batch that a worker reads is not handed over to another lane; one whose answers it looks for is, and counts as running."""
+    of_feed(db, batches, packed("t1"), packed("t2"))
+    now = time.time()
+    for batch in batches.take(ME, LEASE_S, 10):
+        batches.step(batch, ME, state="ended", created_at=now - 50.0, ended_at=now)
+    assert (batches.to_hand_over("job-a"), batches.open_times("job-a").created_at) == ([], None)
+    one, _ = batches.take(ME, LEASE_S, 10)
+    batches.step(one, ME, missing=Missing("answers", now, 1).to_text())
+    assert [found.tag for found in batches.to_hand_over("job-a")] == [one.tag]
+    assert batches.open_times("job-a").created_at == now - 50.0
+
+
+def test_a_trouble_in_any_words_is_kept(db: Database, batches: ProviderBatchStore) -> None:
+    """What a provider says may hold what no database takes."""
+    of_feed(db, batches, packed("t1"))
+    [one] = batches.take(ME, LEASE_S, 10)
+    assert batches.step(one, ME, trouble=BatchTrouble("look", "x", "a\0b \ud83d c", None, 1.0, 1, 2.0).to_text())
+    [found] = batches.of_job("job-a")
+    assert found.trouble is not None
+    assert found.trouble.said.endswith("b ? c")
+
+
+def test_troubles_that_are_alike_are_shown_together(db: Database, batches: ProviderBatchStore) -> None:
+    """By the batch that is tried next, since the first of them began; settled batches have none."""
+    of_feed(db, batches, packed("t1"), packed("t2"), packed("t3"))
+    one, two, three = batches.take(ME, LEASE_S, 10)
+    for batch, (name, since, times, again_at) in zip(
+        (one, two, three), [("a", 5.0, 2, 90.0), ("a", 4.0, 1, 80.0), ("b", 6.0, 1, 70.0)], strict=True
+    ):
+        trouble = BatchTrouble("upload", name, "words", 500, since, times, again_at)
+        assert batches.step(batch, ME, trouble=trouble.to_text())
+    [alike] = batches.sums("job-a")
+    assert sorted(alike.troubles) == [
+        (1, BatchTrouble("upload", "b", "words", 500, 6.0, 1, 70.0)),
+        (2, BatchTrouble("upload", "a", "words", 500, 4.0, 2, 80.0)),
+    ]
+    assert {found.tag: found.trouble.times for found in batches.of_job("job-a") if found.trouble} == {
+        "t1": 2,
+        "t2": 1,
+        "t3": 1,
+    }
+    assert batches.step(one, ME, trouble='{"of": "a later release"}')
+    assert batches.end(three, ME, None)
+    [_, waits] = sorted(batches.sums("job-a"), key=lambda found: len(found.troubles))
+    assert waits.troubles == ((1, BatchTrouble("upload", "a", "words", 500, 4.0, 1, 80.0)),)
 
 
 def test_documents_of_a_refused_batch_wait_for_smaller_ones(db: Database, batches: ProviderBatchStore) -> None:

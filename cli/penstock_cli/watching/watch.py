@@ -12,7 +12,7 @@ from penstock_cli.watching.all_alike import so_far
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import missing_provider
 from penstock_producer.job.lanes import has_own_model, packs
-from penstock_producer.reporting.batches import batches_line
+from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.engines import engines_of
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.reasons import (
@@ -104,8 +104,10 @@ class Watch:
             self._next_reasons = now + REASONS_EVERY_S
             self._known = self._look_for_reasons(seen, served=served)
             alike = so_far(self._books, self.job, counts) if self.job.state == "running" else None
-            if alike is not None:
-                self._known["reasons"] = (alike, *self._known["reasons"])
+            first = [] if alike is None else [alike]
+            if packs(self.job.lane) and not self.job.state.final:
+                first += batch_troubles(self._books.provider_batches(self.job))
+            self._known["reasons"] = (*first, *self._known["reasons"])
         return self._known
 
     def _look_for_reasons(self, seen: Sequence[WorkerSeen], *, served: bool) -> _Reasons:

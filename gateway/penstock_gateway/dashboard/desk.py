@@ -45,7 +45,7 @@ from penstock_ledger import (
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import packs
 from penstock_producer.reporting.account import Report
-from penstock_producer.reporting.batches import batches_line
+from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.course import Course
 from penstock_producer.reporting.gather import gathered
 
@@ -70,6 +70,7 @@ class JobSeenNow:
     moves: Sequence[LaneMove]
     shards: Sequence[tuple[Feed, str | None]]
     batches: str | None
+    batch_troubles: Sequence[str]
     workers: Sequence[WorkerSeen]
     depth: Depth | None
     causes: Sequence[Cause]
@@ -127,13 +128,15 @@ class Desk:
         report = gathered(self.database, job, stats=stats)
         finished, tokens = report.finished, report.prompt_tokens + report.completion_tokens
         speed = None if job.state.final else self.speeds.note(job.job_id, finished, tokens)
+        sums = BatchFigures(self.database).sums(job.job_id) if packs(lane) else []
         return JobSeenNow(
             job=job,
             report=report,
             course=self.courses.of(job, finished),
             moves=LaneMoves(self.database).of(job.job_id) if job.moves else (),
             shards=self.jobs.shards(job.job_id),
-            batches=self._batches(job) if packs(lane) else None,
+            batches=batches_line(sums, is_cancelled=job.state == "cancelling") if packs(lane) else None,
+            batch_troubles=() if job.state.final else batch_troubles(sums),
             workers=workers,
             depth=depth,
             causes=causes,
@@ -145,10 +148,6 @@ class Desk:
             one_machine=self.database.is_sqlite,
             in_state=self.in_state,
         )
-
-    def _batches(self, job: Job) -> str:
-        sums = BatchFigures(self.database).sums(job.job_id)
-        return batches_line(sums, is_cancelled=job.state == "cancelling")
 
     def fleet(self) -> tuple[list[WorkerSeen], dict[str, Depth], bool]:
         """Workers that live, and the queues of their lanes and of those that jobs wait in."""

@@ -207,6 +207,8 @@ def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
             "warn", "Redis does not answer: queues, workers and quotas are not shown.",
             "Start it, or correct redis_url; nothing of the job is lost.",
         )  # fmt: skip
+    for sentence in seen.batch_troubles:
+        yield Note("warn", f"{sentence[:1].upper()}{sentence[1:]}.")
     if job.state == "running":
         yield from _slow(seen, now, key)
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 from penstock_producer.job.spec import MAX_BUDGET_USD, MAX_SPAN_S
 
 __all__ = [
+    "BatchTroubleShown",
     "Between",
     "CancelOrPause",
     "Estimate",
@@ -26,6 +27,7 @@ __all__ = [
     "RequestShown",
     "RowShown",
     "Sealed",
+    "UnreadShown",
 ]
 
 WHERE_MAX: Final = 20  # conditions on outcomes
@@ -125,13 +127,34 @@ class JobShown(BaseModel):
     usage: Usage
 
 
+class BatchTroubleShown(BaseModel):
+    """Why provider batches do not get on. Times are Unix seconds."""
+
+    provider: str
+    batches: int = Field(description="That wait for the same.")
+    call: str = Field(description="upload, create, look, answers or delete.")
+    name: str = Field(description="Of the failure, as `server_error`, `forbidden` or `answers_missing`.")
+    said: str = Field(description="The provider's words about one of them.")
+    status: int | None = Field(description="Of its HTTP answer.")
+    since: float
+    times: int = Field(description="In a row.")
+    again_at: float = Field(description="When it is tried again.")
+
+
+class UnreadShown(BaseModel):
+    """Answers of provider batches that were paid for and could not be read."""
+
+    answers: int
+    cost_usd: float | None = Field(description="At most, as estimated; null where no price is known.")
+
+
 class JobDetails(JobShown):
     """The same with what only one job is shown with."""
 
     model_config = _like(
         _JOB
         | {
-            "waits_for": None,
+            "waits_for": None, "batch_troubles": [], "unread": None,
             "items_per_second": 4.7, "eta_s": None, "retries": 12, "rate_limited": 3, "retried_by_reason": {"http_429": 12},
             "lanes": [], "started_by": None, "source": {"kind": "s3", "uri": "s3://corpora/tickets.jsonl"},
             "spec": {"model": "gpt-x", "prompt": "Summarise: {text}"},
@@ -141,6 +164,8 @@ class JobDetails(JobShown):
     waits_for: str | None = Field(
         description="Why calls of a running job wait: the budget of its tenant for the month."
     )
+    batch_troubles: list[BatchTroubleShown] = Field(description="What its open provider batches wait for.")
+    unread: UnreadShown | None
     items_per_second: float
     eta_s: float | None = Field(description="At the rate so far; null where it is not known.")
     retries: int

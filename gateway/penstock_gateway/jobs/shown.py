@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import redis
@@ -11,7 +11,7 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.for_tenants import shown_source, told_of
 from penstock_gateway.jobs import shapes
 from penstock_gateway.jobs.names import shown_key, tenant_of
-from penstock_ledger import OutcomeStore
+from penstock_ledger import BatchFigures, BatchSum, OutcomeStore
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.reporting.account import Report
 from penstock_producer.reporting.gather import gathered
@@ -41,6 +41,7 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
         _waits_for(backend, job),
     )  # before the transaction, which Redis must not hold up
     with backend.database.one_read():
+        batches = BatchFigures(backend.database).sums(job.job_id)
         counts = OutcomeStore(backend.database).counts(job.job_id)
         report = gathered(backend.database, job, stats=stats, counts=counts)
     left, rate = remaining(job, counts), report.items_per_second
@@ -49,6 +50,8 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     return shapes.JobDetails(
         **fields,
         waits_for=waits_for,
+        batch_troubles=_batch_troubles(job, batches),
+        unread=_unread(batches),
         items_per_second=rate,
         eta_s=round(left / rate, 1) if left and rate > 0 and not job.state.final else None,
         retries=report.retries,
@@ -59,6 +62,25 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
         source=_source(job),
         spec={name: value for name, value in job.spec.items() if value is not None},
     )
+
+
+def _batch_troubles(job: Job, batches: Sequence[BatchSum]) -> list[shapes.BatchTroubleShown]:
+    return [
+        shapes.BatchTroubleShown(
+            provider=one.provider, batches=number, **(trouble._asdict() | {"said": told_of(job, trouble.said)})
+        )
+        for one in batches
+        for number, trouble in one.troubles
+    ]
+
+
+def _unread(batches: Sequence[BatchSum]) -> shapes.UnreadShown | None:
+    with_unread = [one for one in batches if one.unread]
+    if not with_unread:
+        return None
+    costs = [one.unread_microusd for one in with_unread if one.unread_microusd is not None]
+    cost_usd = round(sum(costs) / _MICRO, 6) if len(costs) == len(with_unread) else None
+    return shapes.UnreadShown(answers=sum(one.unread for one in with_unread), cost_usd=cost_usd)
 
 
 def report_of(backend: Backend, job: Job) -> Report:

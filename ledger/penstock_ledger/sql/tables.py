@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0014"  # the newest migration; revisions sort by their number
+HEAD: Final = "0017"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -119,6 +119,9 @@ outcomes = Table(
     Column("body", LargeBinary),  # a result's response, or the excerpt that a dead letter keeps
     Column("lane", Words),  # that answered; NULL: nothing was asked, or a release wrote it that did not say
     Column("endpoint", Words),  # the path of its request; NULL: the job's
+    Column(
+        "unpriced", Integer
+    ),  # of its answers those of which no price is known; NULL: a release wrote it that did not say
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="outcomes_pkey"),
     Index(
         "outcomes_dead",
@@ -152,6 +155,7 @@ tallies = Table(
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
+    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),  # answers of which no price is known
     PrimaryKeyConstraint("job_id", "shard", "kind", "reason", name="tallies_pkey"),
 )
 
@@ -168,6 +172,7 @@ lane_tallies = Table(
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
+    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),  # answers of which no price is known
     PrimaryKeyConstraint("job_id", "shard", "lane", name="lane_tallies_pkey"),
 )
 
@@ -296,6 +301,11 @@ provider_batches = Table(
     Column("owner", Words),
     Column("lease_until", Double),  # on the database server's clock
     Column("handed_at", Double),  # when all its documents went on to another lane, whatever the provider still answers
+    Column("trouble", Words),  # why its step does not get on, as JSON (BatchTrouble); NULL: it does
+    Column("missing", Words),  # since when the provider does not show it or its answers, as JSON (Missing)
+    Column("answers_read", BigInteger),  # good ones of its outputs, the most that a reading has brought
+    Column("unread", BigInteger),  # answers that were paid for and could not be read
+    Column("unread_microusd", BigInteger),  # their estimated cost; NULL: no price is known
     Index("provider_batches_state", "state"),
     Index("provider_batches_job", "job_id", "packed_at"),
 )
@@ -318,6 +328,7 @@ batch_remainders = Table(
     Column("reason", Words, nullable=False),
     Column("since", Double, nullable=False),
     Column("most", Integer),  # documents in its next batch; NULL: as many as in any other
+    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),  # answers of which no price is known
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="batch_remainders_pkey"),
     Index("batch_remainders_tag", "tag"),
 )
@@ -374,10 +385,35 @@ paid_beside = Table(
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
+    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),  # answers of which no price is known
     PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
 )
 
-# What jobs of tenants have cost that were purged since: a tenant that forgets a job has spent its money none the less.
+# What a job has spent that its visible outcomes do not say. Together with them, with `paid_beside` and `batch_remainders` it is the
+# job's account, which only grows and stays when the job is purged. See stores/account.py.
+spending = Table(
+    "spending",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column(
+        "generation", Integer, nullable=False
+    ),  # for which it was spent; of dead letters that were replayed: the one that did
+    Column("kind", Id, nullable=False),  # how it came here: 'superseded', 'unread', 'forgotten', 'purged'
+    Column("lane", Id, nullable=False),  # that was paid; "" where it is not known
+    Column("shard", Integer, nullable=False),
+    Column("tenant", Id),  # of the job, which may be gone, as when it was accepted
+    Column("accepted_at", Double, nullable=False),
+    Column("documents", BigInteger, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cost_microusd", BigInteger, nullable=False),
+    Column("unpriced", BigInteger, nullable=False),
+    PrimaryKeyConstraint("job_id", "generation", "kind", "lane", "shard", name="spending_pkey"),
+    Index("spending_accepted", "tenant", "accepted_at"),
+)
+
+# What jobs of tenants have cost that releases before have purged: their jobs are not known any more.
 purged_costs = Table(
     "purged_costs",
     metadata,

@@ -51,6 +51,7 @@ def result_row(result: Result, now: float, lane: str | None = None) -> OutcomeRo
         result.body,
         lane,
         storable(result.endpoint),
+        bounded_count(result.unpriced or 0),
     )
 
 
@@ -77,6 +78,7 @@ def letter_row(letter: DeadLetter, now: float, lane: str | None = None) -> Outco
         letter.response,
         lane,
         storable(letter.endpoint),
+        bounded_count(letter.unpriced or 0),
     )
 
 
@@ -116,4 +118,5 @@ def letter_from(row: Row[Any]) -> DeadLetter:
         latency_ms=row.latency_ms,
         created_at=row.created_at,
         endpoint=row.endpoint,
+        unpriced=row.unpriced,
     )

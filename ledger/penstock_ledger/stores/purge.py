@@ -8,7 +8,16 @@ from typing import Final
 from sqlalchemy import Connection, Delete, Table, delete, select, tuple_, update
 
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import door_batches, door_files, jobs, lane_tallies, metadata, outcomes, tallies
+from penstock_ledger.sql.tables import (
+    door_batches,
+    door_files,
+    jobs,
+    lane_tallies,
+    metadata,
+    outcomes,
+    spending,
+    tallies,
+)
 from penstock_ledger.stores.month_costs import keep_costs, month_of
 from penstock_ledger.stores.provenance import forget_provenance
 
@@ -23,7 +32,7 @@ def purge_job(database: Database, job_id: str) -> int:
     outcomes_deleted, keep_cost = _empty(database, outcomes, job_id), _keeps_cost(database, job_id)
     database.write(keep_cost)
     for table in metadata.sorted_tables:
-        if "job_id" in table.columns and table not in (outcomes, jobs, door_batches, door_files):
+        if "job_id" in table.columns and table not in (outcomes, jobs, spending, door_batches, door_files):
             _empty(database, table, job_id)
     database.write(lambda connection: forget_provenance(connection, job_id))
     database.write(lambda connection: _expire_files(connection, job_id))

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock_ledger import CANCEL_WAIT_S
+from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.text import count, duration, one_line, safe
 
-__all__ = ["batches_line", "batches_of"]
+__all__ = ["batch_troubles", "batches_line", "batches_of"]
 
 if TYPE_CHECKING:
-    from penstock_ledger import BatchSum
+    from penstock_ledger import BatchSum, BatchTrouble
 
 _WAITING = frozenset({"packed", "uploaded"})
 _WHY_CHARS = 200
+_CALLS = {
+    "upload": "upload",
+    "create": "create",
+    "look": "look at its state",
+    "answers": "download of answers",
+    "delete": "removal of its files",
+}
+_MISSING = {
+    "batch_missing": "the provider does not know the batch, which is looked for",
+    "answers_missing": "the provider does not give out the answers that it has counted, which may come",
+    "answers_short": "the output holds fewer answers than the provider has counted, and is read again",
+}
+TROUBLES_SHOWN = 3
 _CUT_SHORT = frozenset({"expired", "cancelled", "failed"})  # ends of a batch that leave documents to others
 
 
@@ -29,7 +44,7 @@ def batches_line(sums: Sequence[BatchSum], *, is_cancelled: bool = False) -> str
     numbers: Counter[str] = Counter()
     for one in sums:
         numbers[_words(one)] += one.batches
-    line = "batches: " + ", ".join(f"{count(number)} {words}" for words, number in numbers.items())
+    line = "batches: " + ", ".join(f"{count(number)} {words}" for words, number in numbers.items()) + _unread(sums)
     open_ones = [one for one in sums if one.state != "settled"]
     waiting: Counter[str] = Counter()
     for one in open_ones:
@@ -49,7 +64,49 @@ def batches_line(sums: Sequence[BatchSum], *, is_cancelled: bool = False) -> str
 
 def batches_of(sums: Sequence[BatchSum]) -> list[dict[str, Any]]:
     """For programs. Counts are null where the provider does not tell them."""
-    return [one._asdict() | {"state": str(one.state)} for one in sums]
+    return [
+        one._asdict()
+        | {
+            "state": str(one.state),
+            "troubles": [{"batches": number, **trouble._asdict()} for number, trouble in one.troubles],
+        }
+        for one in sums
+    ]
+
+
+def batch_troubles(sums: Sequence[BatchSum], now: float | None = None) -> list[str]:
+    """Return a sentence for each kind of trouble of open batches: what they wait for, since when, and when it is tried again."""
+    at = time.time() if now is None else now
+    found = [(one, number, trouble) for one in sums for number, trouble in one.troubles]
+    lines = [_trouble(one, number, trouble, at) for one, number, trouble in found[:TROUBLES_SHOWN]]
+    more = len(found) - len(lines)
+    return [*lines, f"and {count(more)} more kinds of trouble with batches"] if more else lines
+
+
+def _trouble(one: BatchSum, number: int, trouble: BatchTrouble, now: float) -> str:
+    batches = "a batch waits" if number == 1 else f"{count(number)} batches wait"
+    call = _CALLS.get(trouble.call, one_line(trouble.call))
+    what = _MISSING.get(trouble.name, f"{one_line(trouble.name)} at the {call}")
+    status = "" if trouble.status is None else f"HTTP {trouble.status}, "
+    times = "once" if trouble.times == 1 else f"{count(trouble.times)} times in a row"
+    since = time.strftime("%H:%M:%S", time.localtime(trouble.since))
+    again = time.strftime("%H:%M:%S", time.localtime(trouble.again_at))
+    due = f"it is tried again at {again}" if trouble.again_at > now else "it is due to be tried again"
+    return (
+        f"{batches} for provider {safe(one.provider)}: {what} ({status}{times}, since {since}): "
+        f"{one_line(trouble.said, _WHY_CHARS)}; {due}"
+    )
+
+
+def _unread(sums: Sequence[BatchSum]) -> str:
+    """What was paid for and never came."""
+    unread = [one for one in sums if one.unread]
+    if not unread:
+        return ""
+    number, costs = sum(one.unread for one in unread), [one.unread_microusd for one in unread]
+    priced = [cost for cost in costs if cost is not None]
+    cost = f"up to ${sum(priced) / MICRO:.4f}" if len(priced) == len(costs) else "their cost is unknown"
+    return f"; {count(number)} answers ({cost}) were paid for and could not be read"
 
 
 def _words(one: BatchSum) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +61,9 @@ class Batch:
     writing: asyncio.Task[None] | None = None  # of the results, from when they are first asked for
     reads: int = 0  # of results, but for those that were broken off
     deleted: bool = False
+    looks: int = 0
+    hidden_at: dict[str, float] = field(default_factory=dict)  # what is not found for a while -> since when
+    downloads: Counter[str] = field(default_factory=Counter)  # of its outputs, by their names
 
     def counts(self, now: float) -> Counts:
         """Live while it runs, by the clock; exact at its end."""

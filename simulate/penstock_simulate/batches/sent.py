@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -50,23 +50,44 @@ def _in_words_of(write_error: Dialect, handler: Handler) -> Handler:
 
 
 async def download(shop: BatchShop, request: web.Request, batch: Batch, path: Path) -> web.StreamResponse:
-    """Results, whole or broken off. Ranges are answered, so a download can go on where it ended."""
+    """Results: whole, broken off, or as long as a provider has written them. Ranges are answered, so a download can go on where it
+    ended. Raises Refused."""
+    is_whole = shop.read(batch, path.name)
     if shop.strikes("download", shop.config.batch_cut_share):
         return await _broken_off(request, path)
+    if not is_whole:
+        return await _first_half(request, path)
     batch.reads += 1
     return web.FileResponse(path, headers=LINES)
 
 
 async def _broken_off(request: web.Request, path: Path) -> web.StreamResponse:
     """The first half of a file; then the connection ends."""
+    size = path.stat().st_size
     response = web.StreamResponse()
-    with path.open("rb") as file:
-        response.content_length = size = os.fstat(file.fileno()).st_size
-        await response.prepare(request)
-        left = size // 2
-        while left > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
-            await response.write(chunk)
-            left -= len(chunk)
+    response.content_length = size
+    await response.prepare(request)
+    await _send(response, path, size // 2)
     if request.transport is not None:
         request.transport.close()
     return response
+
+
+async def _first_half(request: web.Request, path: Path) -> web.StreamResponse:
+    """The lines of the first half of a file, as if there were no more."""
+    with path.open("rb") as file:
+        lines = sum(1 for _ in file) // 2
+        file.seek(0)
+        size = sum(len(line) for line in islice(file, lines))
+    response = web.StreamResponse(headers=LINES)
+    response.content_length = size
+    await response.prepare(request)
+    await _send(response, path, size)
+    return response
+
+
+async def _send(response: web.StreamResponse, path: Path, left: int) -> None:
+    with path.open("rb") as file:
+        while left > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
+            await response.write(chunk)
+            left -= len(chunk)

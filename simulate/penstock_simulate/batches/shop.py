@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock_simulate.answers.faults import Fates
-from penstock_simulate.answers.refusals import Refusal, failed
+from penstock_simulate.answers.refusals import Refusal, failed, invalid
 from penstock_simulate.batches.account import RequestAccount
 from penstock_simulate.batches.batch import Batch, Dialect, Queue
 from penstock_simulate.batches.course import CANCELLABLE, Course
@@ -59,6 +59,28 @@ class BatchShop:
             refusal = failed()
         if refusal is not None:
             raise Refused(refusal)
+
+    def looked_at(self, batch: Batch) -> None:
+        """What a look at a batch meets. Raises Refused."""
+        batch.looks += 1
+        if batch.looks <= self.config.batch_look_403s:
+            raise Refused(
+                Refusal(
+                    403, "You have insufficient permissions for this operation.", "invalid_request_error", "forbidden"
+                )
+            )
+        if batch.counts(self.now()).good:
+            self._hide(batch, "batch", self.config.batch_look_404_s)
+
+    def read(self, batch: Batch, output: str) -> bool:
+        """Whether a download of this output is whole. Raises Refused for one that is not found yet."""
+        self._hide(batch, output, self.config.batch_file_404_s)
+        batch.downloads[output] += 1
+        return batch.downloads[output] > self.config.batch_short_reads
+
+    def _hide(self, batch: Batch, what: str, seconds: float) -> None:
+        if seconds and self.now() < batch.hidden_at.setdefault(what, self.now()) + seconds:
+            raise Refused(invalid(f"No such {'batch' if what == 'batch' else 'file'}.", status=404))
 
     def strikes(self, what: str, share: float) -> bool:
         return self._luck.strikes(self.config, what, share)

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, exists, func, not_, or_, select
 
 from penstock_ledger.model import JobState
-from penstock_ledger.provider_batch import BatchesOpen, BatchState, BatchSum, ProviderBatch
+from penstock_ledger.provider_batch import (
+    BatchesOpen,
+    BatchState,
+    BatchSum,
+    BatchTrouble,
+    Missing,
+    ProviderBatch,
+)
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import batch_remainders, jobs, paid_beside, tallies
 from penstock_ledger.sql.tables import provider_batch_ids as ids
 from penstock_ledger.sql.tables import provider_batches as table
 
 SUMS_MAX: Final = 200  # kinds of provider batches that a job is summed up by
+TROUBLES_MAX: Final = 1_000  # batches of a job whose troubles are summed up
 IS_OPEN: Final = table.c.state != bindparam("settled", str(BatchState.SETTLED))
 _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
 _READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)  # then the journal says why a batch has ended
@@ -75,12 +85,13 @@ class BatchFigures:
         return self._db.read(lambda connection: [batch_of(row) for row in connection.execute(query)])
 
     def to_hand_over(self, job_id: str) -> list[ProviderBatch]:
-        """The same without those whose answers a living worker reads now."""
+        """The same without those whose answers a living worker reads now. Answers that are missing are not being read."""
 
         def read(connection: Connection) -> list[ProviderBatch]:
             is_led = and_(table.c.owner.is_not(None), table.c.lease_until > self._db.now(connection))
             is_fresh = func.coalesce(table.c.ended_at, 0.0) > time.time() - _READING_S
-            is_read = and_(table.c.state.in_((BatchState.ENDED, BatchState.COLLECTED)), is_led, is_fresh)
+            has_ended = table.c.state.in_((BatchState.ENDED, BatchState.COLLECTED))
+            is_read = and_(has_ended, is_led, is_fresh, table.c.missing.is_(None))
             query = select(table).where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None), not_(is_read))
             return [batch_of(row) for row in connection.execute(query.order_by(table.c.packed_at, table.c.tag))]
 
@@ -145,13 +156,18 @@ class BatchFigures:
                     func.sum(columns.requests).label("requests"), func.sum(columns.succeeded).label("succeeded"),
                     func.sum(columns.failed).label("failed"), func.count(columns.succeeded).label("counted"),
                     func.max(columns.why).label("why"), func.sum(is_led).label("led"),
+                    func.coalesce(func.sum(columns.unread), 0).label("unread"),
+                    func.sum(columns.unread_microusd).label("unread_microusd"),
+                    func.count(columns.unread_microusd).label("priced"),
+                    func.count(columns.unread).label("with_unread"),
                 )
                 .where(columns.job_id == job_id)
                 .group_by(columns.state, columns.status, columns.provider)
                 .order_by(func.min(columns.packed_at))
                 .limit(SUMS_MAX)
             )  # fmt: skip
-            return [_sum_of(row) for row in connection.execute(query)]
+            troubles = _troubles(connection, job_id)
+            return [_sum_of(row, troubles) for row in connection.execute(query)]
 
         return self._db.read(read)
 
@@ -165,7 +181,9 @@ class BatchFigures:
         columns, waiting = table.c, (str(BatchState.PACKED), str(BatchState.UPLOADED))
         waits = columns.state.in_(waiting)
         query = select(
-            func.min(columns.created_at).filter(columns.state == str(BatchState.CREATED)),
+            func.min(columns.created_at).filter(
+                or_(columns.state == str(BatchState.CREATED), columns.missing.is_not(None))
+            ),
             func.min(columns.packed_at).filter(waits),
             func.max(columns.why).filter(waits),
             func.coalesce(func.sum(columns.succeeded).filter(columns.state == str(BatchState.CREATED)), 0),
@@ -214,6 +232,7 @@ def batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:
     for name in ("cursor_before", "cursor_behind"):
         values[name] = None if values[name] is None else orjson.loads(values[name])
     values["state"] = BatchState(row.state)
+    values["trouble"], values["missing"] = BatchTrouble.from_text(row.trouble), Missing.from_text(row.missing)
     values["fence"] = row.fence if fence is None else fence
     return ProviderBatch(**values)
 
@@ -223,10 +242,34 @@ def _open_of(row: Any) -> BatchesOpen:
     return BatchesOpen(created_at, waits_since, why, int(answered))
 
 
-def _sum_of(row: Any) -> BatchSum:
+Kind = tuple[str, str | None, str]  # state, status, provider
+Troubles = Mapping[Kind, tuple[tuple[int, BatchTrouble], ...]]
+
+
+def _troubles(connection: Connection, job_id: str) -> Troubles:
+    """Return the troubles of a job's open batches: those that are alike together, shown by the one that is tried next."""
+    columns = table.c
+    query = select(columns.state, columns.status, columns.provider, columns.trouble)
+    query = query.where(columns.job_id == job_id, IS_OPEN, columns.trouble.is_not(None)).limit(TROUBLES_MAX)
+    found: defaultdict[Kind, dict[tuple[str, str], tuple[int, BatchTrouble]]] = defaultdict(dict)
+    for state, status, provider, text in connection.execute(query):
+        trouble = BatchTrouble.from_text(text)
+        if trouble is None:
+            continue
+        alike = found[state, status, provider]
+        number, other = alike.get((trouble.call, trouble.name), (0, trouble))
+        shown = min(trouble, other, key=lambda one: one.again_at)
+        since, times = min(trouble.since, other.since), max(trouble.times, other.times)
+        alike[trouble.call, trouble.name] = number + 1, shown._replace(since=since, times=times)
+    return {kind: tuple(alike.values()) for kind, alike in found.items()}
+
+
+def _sum_of(row: Any, troubles: Troubles) -> BatchSum:
     counted = row.counted == row.batches
+    is_priced = row.with_unread > 0 and row.priced == row.with_unread
     return BatchSum(
         BatchState(row.state), row.status, row.batches, int(row.requests),
         int(row.succeeded) if counted else None, int(row.failed or 0) if counted else None, row.why, int(row.led),
-        row.provider,
+        row.provider, troubles.get((row.state, row.status, row.provider), ()), int(row.unread),
+        int(row.unread_microusd) if is_priced else None,
     )  # fmt: skip

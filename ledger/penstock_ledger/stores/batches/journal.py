@@ -24,6 +24,7 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import provider_batch_ids as kept_ids
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
+from penstock_ledger.stores.account import UNREAD, add_spent
 from penstock_ledger.stores.batches.figures import IS_OPEN, BatchFigures, batch_of, held_beside
 from penstock_ledger.stores.batches.remainders import claim, forget, move, put_back, take_waiting
 from penstock_ledger.stores.feeds import FeedStore
@@ -161,6 +162,32 @@ class ProviderBatchStore(BatchFigures):
             )
             == 1
         )
+
+    def collected(
+        self, batch: ProviderBatch, owner: str, why: str, unread: int = 0, unread_microusd: int | None = None
+    ) -> bool:
+        """Note that what a batch has answered is settled; False when ``owner`` leads it no more, or it was noted before. The
+        ``unread`` answers were paid for and never came: they are added to the account of the job with this step."""
+        led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
+        step: dict[str, Any] = {
+            "state": str(BatchState.COLLECTED), "collected_at": time.time(), "why": why, "trouble": None, "missing": None,
+        }  # fmt: skip
+        if unread:
+            step |= {"unread": unread, "unread_microusd": unread_microusd}
+
+        def write(connection: Connection) -> bool:
+            ended = update(table).where(*_LED, table.c.collected_at.is_(None) if unread else IS_OPEN)
+            if connection.execute(ended.values(step), led).rowcount != 1:
+                return False
+            if unread:
+                unpriced = unread if unread_microusd is None else 0
+                add_spent(
+                    connection, batch.job_id, kind=UNREAD, lane=self._lane, generation=batch.generation, calls=unread,
+                    cost_microusd=unread_microusd or 0, unpriced=unpriced,
+                )  # fmt: skip
+            return True
+
+        return self._db.write(write)
 
     def end(self, batch: ProviderBatch, owner: str, why: str | None) -> bool:
         """Note that a batch is settled; False when ``owner`` leads it no more. Remainders that are still its own (its job

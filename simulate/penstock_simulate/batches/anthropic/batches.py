@@ -71,7 +71,9 @@ class AnthropicBatches:
 
     async def look(self, request: web.Request) -> web.StreamResponse:
         self._enter("messages.batches.retrieve", request)
-        return json(self._shown(self._batch(request), request))
+        batch = self._batch(request)
+        self._shop.looked_at(batch)
+        return json(self._shown(batch, request))
 
     async def results(self, request: web.Request) -> web.StreamResponse:
         self._enter("messages.batches.results", request)

@@ -80,7 +80,9 @@ class GeminiBatches:
 
     async def look(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.get", request)
-        return json(await self._shown(self._batch(request)))
+        found = self._batch(request)
+        self._shop.looked_at(found.batch)
+        return json(await self._shown(found))
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         """Answered at once, with nothing; one that is over stays as it is."""

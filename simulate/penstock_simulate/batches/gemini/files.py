@@ -93,6 +93,8 @@ class GeminiFiles:
     async def start(self, request: web.Request) -> web.StreamResponse:
         """The address for the bytes is in a header of the answer."""
         self._enter("files.upload", request)
+        if self._shop.strikes("no upload", self._shop.config.batch_no_upload_share):
+            raise Refused(refusals.failed())
         if request.headers.get("X-Goog-Upload-Protocol") != "resumable":
             raise Refused(refusals.invalid("This simulator takes uploads with X-Goog-Upload-Protocol: resumable."))
         file = self._announced(await request.read(), request)

@@ -118,7 +118,9 @@ class OpenAIBatches:
 
     async def look(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.retrieve", request)
-        return await self._answer(self._batch(request))
+        found = self._batch(request)
+        self._shop.looked_at(found.batch)
+        return await self._answer(found)
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.cancel", request)

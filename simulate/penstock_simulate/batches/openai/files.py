@@ -55,6 +55,8 @@ class OpenAIFiles:
 
     async def upload(self, request: web.Request) -> web.StreamResponse:
         self._enter("files.create", request)
+        if self._shop.strikes("no upload", self._shop.config.batch_no_upload_share):
+            raise Refused(refusals.failed())
         form = await self._form(request)
         try:
             file = self._stored(form)

@@ -59,9 +59,19 @@ def _groups(pairs: Iterable[Pair]) -> Iterator[Group]:
 class Collected:
     """What the outputs of one batch held."""
 
-    answers: int = 0
+    answers: int = 0  # of different documents, good or not
+    good: int = 0  # of these: what the provider counts as succeeded
+    documents: int = 0  # of the batch, as far as they are known here
     left: int = 0  # documents without one
     odd: Counter[str] = field(default_factory=Counter)  # unreadable, unknown, repeated
+
+    def is_short(self, batch: ProviderBatch, seen: BatchSeen) -> bool:
+        """Whether the provider has counted more answers than its outputs held; where it does not count, whether a batch that
+        came to its end has left out documents."""
+        if seen.counts is None:
+            return self.left > 0 and not seen.expired and not seen.cancelled
+        counted = min(seen.counts.succeeded + seen.counts.failed, self.documents)  # some count what failed twice
+        return self.good < seen.counts.succeeded and self.answers < counted
 
     def note_odd(self, batch: ProviderBatch, kind: str, what: str) -> None:
         self.odd[kind] += 1
@@ -85,11 +95,13 @@ class Collector:
         provider: BatchProvider,
         seen: BatchSeen,
         parting: Callable[[], Parting],
-    ) -> Collected:
+        collected: Collected,
+    ) -> None:
         """Every answer becomes an outcome, or its document waits for the next batch. ``parting`` is asked for each group: the
-        job may leave while they are read. Raises as the provider does."""
+        job may leave while they are read. ``collected`` says how far it came, also where it raises as the provider does."""
         left = await asyncio.to_thread(packed.by_id)
-        known, collected = frozenset(left), Collected()
+        known = frozenset(left)
+        collected.documents = collected.left = len(left)
         group = Group()
         async with contextlib.aclosing(provider.answers(seen)) as answers:
             async for answer in answers:
@@ -103,13 +115,12 @@ class Collector:
                     kind = "repeated" if custom_id in known else "unknown"
                     collected.note_odd(batch, kind, f"its custom_id {custom_id[:80]!r} is {kind}")
                     continue
-                collected.answers += 1
+                collected.answers, collected.left = collected.answers + 1, len(left)
+                collected.good += isinstance(answer, UnreadableLine) or answer.status == 200
                 if group.add(document, _too_large(answer) if isinstance(answer, UnreadableLine) else answer):
                     await self._settle(batch, job, packed, group, parting())
                     group = Group()
         await self._settle(batch, job, packed, group, parting())
-        collected.left = len(left)
-        return collected
 
     async def refused(
         self, batch: ProviderBatch, job: JobView, packed: PackedBatch, problems: Sequence[LineProblem]

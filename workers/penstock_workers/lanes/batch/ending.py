@@ -10,11 +10,20 @@ from uuid import uuid4
 from penstock_ledger import BatchLost, JobState
 from penstock_workers.item.attempt import JobView
 from penstock_workers.lane_changes import BATCH_REFUSED
+from penstock_workers.lanes.batch.collect import Collected
 from penstock_workers.lanes.batch.judging import Parting
-from penstock_workers.lanes.batch.led_batch import LedBatch
+from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
 from penstock_workers.lanes.batch.packing.packed import PackedBatch
-from penstock_workers.lanes.batch.provider import TOKEN_CAP_CODES, BatchGone, BatchSeen, TryLater
+from penstock_workers.lanes.batch.provider import (
+    TOKEN_CAP_CODES,
+    AnswersMissing,
+    BatchError,
+    BatchGone,
+    BatchSeen,
+    TryLater,
+)
 from penstock_workers.lanes.batch.standing import Standing
+from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
@@ -22,20 +31,24 @@ FULL_TRIES: Final = 7  # after 25 minutes of waits for room a batch that is alon
 REFUSED_MAX: Final = (
     8  # batches of a job in a row, for no line of theirs: then it is nothing that smaller ones could find
 )
-OUTPUTS_WITHIN_S: Final = 600.0  # of its end a batch names the outputs that it has counted answers for
 
 
 class Ending:
     """The steps of a batch that its provider has finished with."""
 
-    def __init__(self, led: LedBatch) -> None:
-        self._led = led
+    def __init__(self, led: LedBatch, troubles: Troubles) -> None:
+        self._led, self._troubles = led, troubles
         self._is_all_answered = False  # as far as this process has seen
+        self._is_seen = self._has_outputs = False  # at the look of this reading
         self._times_full = 0  # in a row that the provider failed it because the account had no room for its tokens
 
     async def collect(self) -> None:
-        async with self._led.around.collecting:
-            full = await self._read()
+        try:
+            async with self._led.around.collecting:
+                full = await self._read()
+        except (BatchGone, AnswersMissing) as error:  # what was read of its outputs until then is settled
+            await self._missed(error)
+            return
         if full is not None:  # it waits without keeping others from being read
             await self._again(full)
 
@@ -46,7 +59,8 @@ class Ending:
             view, packed = await led.view(), await led.files()
             if view is not None:
                 await led.around.collector.unanswered(batch, view, packed, batch.why or "batch_lost")
-        await led.delete()
+        if not batch.unread:  # else a person may still fetch what this program could not
+            await led.delete()
         led.hit("batch_before_settled")
         await led.settled(batch.why if batch.why not in (None, "batch_lost") else None)
 
@@ -55,16 +69,25 @@ class Ending:
         led = self._led
         return led.standing is not Standing.ENDS and not self._is_all_answered and not await led.is_handed_over()
 
+    async def _missed(self, error: BatchGone | AnswersMissing) -> None:
+        """Look again later, or give up what has not come by now."""
+        led, batch = self._led, self._led.batch
+        unread = led.answers_out
+        if self._has_outputs and batch.succeeded is None:  # the provider names outputs, and does not count
+            unread = batch.requests - (batch.answers_read or 0)
+        is_partly_there = isinstance(error, AnswersMissing) and error.is_short
+        what = "answers" if self._is_seen else "batch"
+        if await self._troubles.is_given_up(error, what, may_come=unread > 0 and not is_partly_there):
+            why = error.why if isinstance(error, AnswersMissing) else "batch_lost"
+            await led.collected(f"{why}: {error}", unread=unread)
+
     async def _read(self) -> BatchSeen | None:
         """Give its documents what they came to; the batch itself where the account had no room for it."""
         led = self._led
-        try:
-            seen = await led.provider.look(led.remote_id)
-        except BatchGone as error:
-            await led.collected(f"batch_lost: {error}")
-            return None
-        if not self._is_whole(seen):
-            raise TryLater(None, f"the provider shows it as {seen.status} and without all that it has answered")
+        self._is_seen = self._has_outputs = False
+        seen = await led.provider.look(led.remote_id)
+        self._is_seen, self._has_outputs = True, bool(seen.outputs)
+        await self._check_whole(seen)
         if any(problem.code in TOKEN_CAP_CODES for problem in seen.problems):
             return seen
         view, packed = await led.view(), await led.files()
@@ -79,24 +102,38 @@ class Ending:
         def parting() -> Parting:
             return Parting(led.has_left, is_handed_over, led.has_moved)
 
+        collected = Collected()
         try:
-            collected = await led.around.collector.answers(led.batch, view, packed, led.provider, seen, parting)
-        except BatchGone as error:  # what was read of its outputs until then is settled
-            await led.collected(f"batch_lost: {error}")
-            return None
+            await led.around.collector.answers(led.batch, view, packed, led.provider, seen, parting, collected)
+        except BatchError:
+            await self._note_read(collected)
+            raise
+        await self._note_read(collected)
         if collected.odd:
             kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
             log.warning("provider batch %s: lines of its outputs that are no answers: %s", led.batch.tag, kinds)
+        if collected.is_short(led.batch, seen):
+            raise _missing(seen, collected)
         self._is_all_answered = not collected.left
         await led.collected("lane_left" if led.has_left and seen.cancelled else _why(seen))
         return None
 
-    def _is_whole(self, seen: BatchSeen) -> bool:
-        """Whether its answers can be read: what seems to have none would be asked for, and paid for, again."""
-        if seen.ended and (seen.outputs or seen.counts is None or not seen.counts.succeeded):
-            return True
-        since_s = time.time() - (self._led.batch.ended_at or 0.0)
-        return since_s > (OUTPUTS_WITHIN_S if seen.ended else self._led.around.settings.batch.stuck_after_s)
+    async def _check_whole(self, seen: BatchSeen) -> None:
+        """See that its answers can be read: what seems to have none would be asked for, and paid for, again. Raises TryLater
+        and AnswersMissing."""
+        led = self._led
+        counts = counts_of(seen)
+        if any(getattr(led.batch, name) != value for name, value in counts.items()):
+            await led.write(**counts)
+        if not seen.ended:
+            if time.time() - (led.batch.ended_at or 0.0) <= led.around.settings.batch.stuck_after_s:
+                raise TryLater(None, f"the provider shows it as {seen.status} again")
+        elif not seen.outputs and seen.counts is not None and seen.counts.succeeded:
+            raise _missing(seen, Collected())
+
+    async def _note_read(self, collected: Collected) -> None:
+        if collected.good > (self._led.batch.answers_read or 0):
+            await self._led.write(answers_read=collected.good)
 
     async def _refused(self, view: JobView, packed: PackedBatch, seen: BatchSeen) -> None:
         """Its validation refused all of it for some lines. Those are dead letters, and the others go into batches of half its
@@ -149,6 +186,12 @@ class Ending:
         await led.around.jobs.stop(batch.job_id, JobState.PAUSED, words)
         await led.delete(unasked=True)
         await led.collected(f"{BATCH_REFUSED}: {why}")
+
+
+def _missing(seen: BatchSeen, collected: Collected) -> AnswersMissing:
+    counted = f"{seen.counts.succeeded} answers" if seen.counts is not None else "a whole output"
+    words = f"the provider shows the batch as {seen.status} with {counted}, and {collected.good} could be read"
+    return AnswersMissing(words, _why(seen), is_short=collected.answers > 0)
 
 
 def _why(seen: BatchSeen) -> str:

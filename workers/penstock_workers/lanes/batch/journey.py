@@ -7,12 +7,11 @@ time is what makes a crash harmless.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from penstock_ledger import BatchLost, BatchState, JobState, ProviderBatch
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_ratelimit import full_jitter
 from penstock_workers.errors import JobCannotRun
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.lane_changes import BATCH_REFUSED
@@ -20,7 +19,7 @@ from penstock_workers.lanes.batch.ending import Ending
 from penstock_workers.lanes.batch.led_batch import LOOK_AT_JOB_S, LedBatch, Surroundings
 from penstock_workers.lanes.batch.packing.packer import Stopped
 from penstock_workers.lanes.batch.provider import (
-    AccountStopped,
+    BatchGone,
     BatchProvider,
     BatchRefused,
     TokenCapReached,
@@ -28,13 +27,10 @@ from penstock_workers.lanes.batch.provider import (
     Unclear,
 )
 from penstock_workers.lanes.batch.sending import Sending
+from penstock_workers.lanes.batch.troubles import Troubles
 from penstock_workers.lanes.batch.watching import Watching
 
 log = logging.getLogger(__name__)
-
-FAULT_BASE_S: Final = 0.5  # before a step is tried again, doubled with each failure
-FAULT_CAP_S: Final = 60.0
-RETRY_AFTER_MAX_S: Final = 3_600.0  # a provider that wants to be left alone for longer is asked again after this
 
 
 class Journey:
@@ -43,7 +39,9 @@ class Journey:
     def __init__(self, batch: ProviderBatch, provider: BatchProvider, around: Surroundings) -> None:
         self._led = LedBatch(batch, provider, around)
         self._failures = FailureLog(log)
-        sending, watching, ending = Sending(self._led), Watching(self._led), Ending(self._led)
+        self._troubles = Troubles(self._led)
+        sending, watching = Sending(self._led), Watching(self._led, self._troubles)
+        ending = Ending(self._led, self._troubles)
         self._steps: dict[BatchState, Callable[[], Awaitable[None]]] = {
             BatchState.PACKED: sending.upload,
             BatchState.UPLOADED: sending.create,
@@ -88,30 +86,43 @@ class Journey:
 
     async def _after(self, error: Exception) -> None:
         """A step has failed: it is taken again after a pause, unless a person has to act first."""
-        led, jobs, job_id = self._led, self._led.around.jobs, self.batch.job_id
+        led = self._led
         led.faults += 1
-        wait_s = full_jitter(led.faults, base_s=FAULT_BASE_S, cap_s=FAULT_CAP_S)
-        name = f"provider batch {self.batch.tag} of job {job_id}"
-        match error:
-            case TryLater():
-                wait_s = max(wait_s, min(error.after_s or 0.0, RETRY_AFTER_MAX_S))
-            case TokenCapReached():
-                await led.wait_for_room(str(error))
-                return
-            case BatchRefused():
-                await jobs.stop(job_id, JobState.PAUSED, f"{BATCH_REFUSED}: {name}: {error}")
-                wait_s = max(wait_s, LOOK_AT_JOB_S)
-            case AccountStopped() | JobCannotRun():
-                await jobs.stop(job_id, JobState.PAUSED, f"{name}: {error}")
-                wait_s = max(wait_s, LOOK_AT_JOB_S)
-            case SourceUnavailable():
-                await jobs.stop(job_id, JobState.PAUSED, str(error))
-            case SourceError():
-                await jobs.stop(job_id, JobState.FAILED, str(error))
-            case _:
-                pass
+        if isinstance(error, TokenCapReached):
+            await led.wait_for_room(str(error))
+            return
+        wait_s = self._troubles.wait_s(error)
+        try:
+            wait_s = max(wait_s, await self._stop_job(error, wait_s))
+        except BatchLost:
+            raise
+        except Exception as store_error:  # a store is away: it may be what the step has failed for
+            self._failures.tell("what holds up a provider batch is not written down", store_error, "the step goes on")
+        name = f"provider batch {self.batch.tag} of job {self.batch.job_id}"
         level = logging.WARNING if isinstance(error, TryLater | Unclear) else logging.ERROR
         words = f"{name} is {self.batch.state}; the step is taken again in {wait_s:.1f} s"
         self._failures.tell("a step of a provider batch failed", error, words, level=level)
         led.note_standing()  # it may have been paused here
         await led.pause(wait_s)
+
+    async def _stop_job(self, error: Exception, wait_s: float) -> float:
+        """Note the failure, and pause or fail the job where it asks for that; return how long the step waits at least."""
+        jobs, job_id = self._led.around.jobs, self.batch.job_id
+        name = f"provider batch {self.batch.tag} of job {job_id}"
+        if isinstance(error, SourceUnavailable | SourceError):
+            to = JobState.PAUSED if isinstance(error, SourceUnavailable) else JobState.FAILED
+            await jobs.stop(job_id, to, str(error))
+            return 0.0
+        if isinstance(error, JobCannotRun):
+            await jobs.stop(job_id, JobState.PAUSED, f"{name}: {error}")
+            return LOOK_AT_JOB_S
+        trouble = await self._troubles.note(error, wait_s)
+        if isinstance(error, BatchRefused) and not isinstance(error, BatchGone):
+            await jobs.stop(job_id, JobState.PAUSED, f"{BATCH_REFUSED}: {name}: {error}")
+            return LOOK_AT_JOB_S
+        pause_s = self._troubles.pause_s(error, trouble)
+        if pause_s is None:
+            return 0.0
+        resume_at = time.time() + pause_s if pause_s else None
+        await jobs.stop(job_id, JobState.PAUSED, f"{name}: {error}", resume_at)
+        return LOOK_AT_JOB_S

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock_ledger import BatchLost, BatchState, ProviderBatch, ProviderBatchStore
+from penstock_ledger import (
+    BatchLost,
+    BatchState,
+    BatchTrouble,
+    Missing,
+    ProviderBatch,
+    ProviderBatchStore,
+)
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import JobView
 from penstock_workers.item.run.reading.jobs import JobBook
@@ -116,17 +122,35 @@ class LedBatch:
 
     async def write(self, **values: Any) -> None:
         """Raises BatchLost."""
-        plain = {name: str(value) if isinstance(value, BatchState) else value for name, value in values.items()}
+        plain = {name: _as_column(value) for name, value in values.items()}
         store, owner = self.around.store, self.around.owner
         if not await asyncio.to_thread(lambda: store.step(self.batch, owner, **plain)):
             raise BatchLost(self.batch.tag)
         known = {name: value for name, value in values.items() if name in ProviderBatch.__dataclass_fields__}
         self.batch = replace(self.batch, **known)
 
-    async def collected(self, why: str) -> None:
-        """Every answer of it is stored. Raises BatchLost."""
-        await self.write(state=BatchState.COLLECTED, collected_at=time.time(), why=why)
+    async def collected(self, why: str, *, unread: int = 0) -> None:
+        """Note that every answer of it is stored, but for the ``unread`` that were paid for. Raises BatchLost."""
+        microusd = self._cost_of(unread)
+        store, owner = self.around.store, self.around.owner
+        if not await self.in_thread(store.collected, self.batch, owner, why, unread, microusd):
+            raise BatchLost(self.batch.tag)
+        if unread:
+            _tell_unread(self.batch, unread, microusd, why)
+        self.batch = replace(
+            self.batch, state=BatchState.COLLECTED, why=why, trouble=None, missing=None, unread=unread or None,
+        )  # fmt: skip
         self.hit("batch_collected")
+
+    @property
+    def answers_out(self) -> int:
+        """How many answers the provider has counted that were not read."""
+        return max(0, (self.batch.succeeded or 0) - (self.batch.answers_read or 0))
+
+    def _cost_of(self, answers: int) -> int | None:
+        """Return what they cost at most, by the estimate that its reservation is made with; None where no price is known."""
+        batch = self.batch
+        return batch.may_cost_microusd * answers // batch.requests if batch.may_cost_microusd else None
 
     async def is_handed_over(self) -> bool:
         """Whether its documents are in another lane, too, since its job has left this one."""
@@ -209,9 +233,20 @@ class LedBatch:
         await self.provider.delete(seen)
 
 
-def counts_of(seen: BatchSeen) -> dict[str, int | None]:
-    """As the journal's columns have them."""
-    counts = seen.counts
-    if counts is None:
-        return {"succeeded": None, "failed": None}
-    return {"succeeded": counts.succeeded, "failed": counts.failed}
+def counts_of(seen: BatchSeen) -> dict[str, int]:
+    """Return the journal's columns of its counts; none where the provider does not tell them, and what it said last stays."""
+    return {} if seen.counts is None else {"succeeded": seen.counts.succeeded, "failed": seen.counts.failed}
+
+
+def _as_column(value: object) -> object:
+    if isinstance(value, BatchTrouble | Missing):
+        return value.to_text()
+    return str(value) if isinstance(value, BatchState) else value
+
+
+def _tell_unread(batch: ProviderBatch, unread: int, microusd: int | None, why: str) -> None:
+    cost = "of an unknown cost" if microusd is None else f"of about ${microusd / 1_000_000:.4f}"
+    log.error(
+        "provider batch %s of job %s (%s at %s): %d answers %s were paid for and cannot be read (%s); their documents go into "
+        "another batch, unless their job ends", batch.tag, batch.job_id, batch.remote_id, batch.provider, unread, cost, why,
+    )  # fmt: skip

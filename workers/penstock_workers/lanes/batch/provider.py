@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 
 class BatchLimits(NamedTuple):
@@ -134,6 +134,14 @@ class BatchProvider(Protocol):
 class BatchError(Exception):
     """A call to a provider's batch API came to nothing."""
 
+    name = "unexpected_error"  # of the failure, as in the table of fates
+    status: int | None = None  # of HTTP
+
+    def named(self, name: str, status: int | None = None) -> Self:
+        """Return itself, with the name of the failure."""
+        self.name, self.status = name, status
+        return self
+
 
 class BadLine(BatchError):
     """This request cannot be a line of a batch: its body is what this dialect or endpoint does not take."""
@@ -152,24 +160,53 @@ class BatchRefused(BatchError):
 
 
 class BatchGone(BatchRefused):
-    """The provider knows no such batch or file (404): it was deleted, or its time there is over."""
+    """The provider knows no such batch or file (404): it was deleted, its time there is over, or the provider errs."""
+
+    name = "not_found"
+
+
+class AnswersMissing(BatchError):
+    """The batch has ended, and its outputs are not all that the provider has counted."""
+
+    def __init__(self, message: str, why: str, *, is_short: bool) -> None:
+        super().__init__(message)
+        self.why = why  # what becomes of documents without an answer: the name of a failure
+        self.is_short = is_short  # some answers are there
+        self.name = "answers_short" if is_short else "answers_missing"
 
 
 class AccountStopped(BatchError):
     """A refused key or an empty wallet: no batch of this account goes on before a person acts."""
 
+    name = "unauthorized"
+
 
 class TokenCapReached(BatchError):
     """The account has as many tokens in batches as it may: later, when others have ended."""
 
+    name = "rate_limited"
+
 
 class TryLater(BatchError):
     """Nothing happened at the provider: the call may be made again after so long."""
+
+    name = "server_error"
 
     def __init__(self, after_s: float | None, message: str) -> None:
         super().__init__(message)
         self.after_s = after_s  # None: the provider did not say
 
 
+class Astray(TryLater):
+    """A redirect, a 403, a page, or no such route: the address, a proxy or the key's rights may be at fault, or it passes."""
+
+    name = "not_found"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(None, message)
+
+
 class Unclear(BatchError):
     """The call may have worked, and its answer was lost. Look with `find` (or `find_upload`) before anything else."""
+
+    name = "server_error"

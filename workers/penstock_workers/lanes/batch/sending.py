@@ -53,7 +53,7 @@ class Sending:
             if file_id is None:
                 file_id = await led.provider.upload(self._new(packed))
             led.hit("batch_after_upload")
-            await led.write(state=BatchState.UPLOADED, file_id=file_id, uploaded_at=time.time(), why=None)
+            await led.write(state=BatchState.UPLOADED, file_id=file_id, uploaded_at=time.time(), why=None, trouble=None)
 
     async def create(self) -> None:
         led = self._led
@@ -108,7 +108,7 @@ class Sending:
         led = self._led
         await led.write(
             state=BatchState.CREATED, remote_id=seen.batch_id, status=seen.status, created_at=time.time(), why=None,
-            **counts_of(seen),
+            trouble=None, **counts_of(seen),
         )  # fmt: skip
         led.hit("batch_created")
 

@@ -22,6 +22,10 @@ class BatchSettings(LaneSettings):
     unclear_s: Annotated[float, Field(ge=0, le=3_600)] = 30.0
     # A batch that has not ended so long after its creation counts as stuck: providers give themselves 24 hours.
     stuck_after_s: Annotated[float, Field(ge=3_600, le=30 * 86_400)] = 48 * 3_600.0
+    # A batch or an output that the provider answers 404 for is looked for so long before its documents are sent again.
+    lost_after_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
+    # The same where the provider has counted answers: they are paid for, and providers keep outputs for a day at least.
+    answers_kept_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = 86_400.0
     poll_first_s: Annotated[float, Field(gt=0, le=3_600)] = 5.0  # after a batch was created; jobs may say batch_poll_s
     poll_cap_s: Annotated[float, Field(gt=0, le=3_600)] = 120.0  # that pause grows up to this
 

@@ -111,10 +111,12 @@ class Jobs:
         except JobNotFound:
             return None
 
-    async def stop(self, job_id: str, to: JobState, reason: str) -> None:
-        """Pause or fail a running job, with the reason for people."""
+    async def stop(self, job_id: str, to: JobState, reason: str, resume_at: float | None = None) -> None:
+        """Pause or fail a running job, with the reason for people. ``resume_at``: when a pause ends by itself."""
         moved = await asyncio.to_thread(
-            self._jobs.set_state, job_id, to, reason=redact(reason), expect={JobState.RUNNING}
+            lambda: self._jobs.set_state(
+                job_id, to, reason=redact(reason), expect={JobState.RUNNING}, resume_at=resume_at
+            )
         )
         if moved:
             await asyncio.to_thread(self._hot.set_job_state, job_id, to)

@@ -16,6 +16,7 @@ from penstock_workers.lane_changes import BATCH_STUCK
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
 from penstock_workers.lanes.batch.provider import BatchGone, BatchSeen
 from penstock_workers.lanes.batch.standing import Standing
+from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ CANCELLED: Final = "its job has ended or left the lane; the provider was asked t
 class Watching:
     """The step of a batch that was created."""
 
-    def __init__(self, led: LedBatch) -> None:
-        self._led = led
+    def __init__(self, led: LedBatch, troubles: Troubles) -> None:
+        self._led, self._troubles = led, troubles
         self._polls = 0
         self._cancelled_at: float | None = None  # monotonic
 
@@ -39,9 +40,10 @@ class Watching:
             await self._cancel_if_unwanted()
             seen = await led.provider.look(led.remote_id)
         except BatchGone as error:
-            await self._ended(status=led.batch.status, why=f"batch_lost: {error}")
+            if await self._troubles.is_given_up(error, "batch", may_come=led.answers_out > 0):
+                await self._ended(why=f"batch_lost: {error}")
             return
-        shown = {"status": seen.status, **counts_of(seen)}
+        shown = {"status": seen.status, **counts_of(seen), "trouble": None, "missing": None}
         if seen.ended:
             await self._ended(**shown)
             return
@@ -73,7 +75,7 @@ class Watching:
                 "provider batch %s of job %s (%s at %s) is still %s, and is not looked at any more; what it answers from now on "
                 "is paid for and not read", batch.tag, batch.job_id, batch.remote_id, batch.provider, seen.status,
             )  # fmt: skip
-            await led.collected(f"{BATCH_STUCK}: it was still {seen.status}")
+            await led.collected(f"{BATCH_STUCK}: it was still {seen.status}", unread=led.answers_out)
             return True
         if led.standing is Standing.RUNS and not self._is_stuck:
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck_words(batch, seen))

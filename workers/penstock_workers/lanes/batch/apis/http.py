@@ -118,7 +118,7 @@ class BatchHttp:
     def unusable(self, why: str, *, once: bool) -> BatchError:
         """For an answer that succeeds and cannot be used."""
         words = f"provider {self.account.name}: {why}"
-        return Unclear(words) if once else TryLater(None, words)
+        return (Unclear(words) if once else TryLater(None, words)).named("invalid_answer")
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, query: Mapping[str, str], offset: int) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -137,7 +137,10 @@ class BatchHttp:
         words = redact(f"provider {self.account.name}: {_in_words(error)}")
         if isinstance(error, aiohttp.InvalidURL):
             return AccountStopped(f"{words}; correct base_url")
-        return Unclear(words) if once and not isinstance(error, _NOT_SENT) else TryLater(None, words)
+        if isinstance(error, _NOT_SENT):
+            return TryLater(None, words).named("connect_failed")
+        name = "timeout" if isinstance(error, TimeoutError) else "connection_lost"
+        return (Unclear(words) if once else TryLater(None, words)).named(name)
 
     async def close(self) -> None:
         if self._opened is not None:

@@ -82,9 +82,8 @@ class OpenAIBatches:
         """Raises TryLater while a batch that is made of this file would be refused."""
         file = await self._http.call("GET", _path("/v1/files", file_id), one=True)
         if file.get("status") in UNREADY:
-            raise TryLater(
-                FILE_WAIT_S, f"provider {self._http.account.name}: it still checks the uploaded file {file_id}"
-            )
+            words = f"provider {self._http.account.name}: it still checks the uploaded file {file_id}"
+            raise TryLater(FILE_WAIT_S, words).named("request_conflict")
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
         """By the tag in its metadata; where a server keeps none, by its input, which no other batch has."""

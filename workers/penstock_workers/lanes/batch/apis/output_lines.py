@@ -69,9 +69,8 @@ async def output_lines(http: BatchHttp, output: Output) -> AsyncGenerator[Line |
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             breaks = 1 if cutter.offset > before else breaks + 1
             if breaks > MOST_BREAKS or connections >= MOST_CONNECTIONS or cutter.restarts > MOST_RESTARTS:
-                raise TryLater(
-                    None, f"{http.lost(error, once=False)}, at byte {cutter.offset} of {output.name}"
-                ) from None
+                lost = http.lost(error, once=False)
+                raise TryLater(None, f"{lost}, at byte {cutter.offset} of {output.name}").named(lost.name) from None
             cutter.forget()
             await asyncio.sleep(min(PAUSE_CAP_S, http.times.pause_s * 2 ** (breaks - 1)))
 

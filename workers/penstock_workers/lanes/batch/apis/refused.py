@@ -10,10 +10,14 @@ from typing import NamedTuple
 import orjson
 
 from penstock_ledger.redaction import redact
-from penstock_ratelimit import Signal, classify
+from penstock_ratelimit import Refusal, Signal, classify
+from penstock_workers.item.failures import ASTRAY
+from penstock_workers.item.outcome import Parked
+from penstock_workers.item.run.fates import FATES
 from penstock_workers.lanes.batch.provider import (
     TOKEN_CAP_CODES,
     AccountStopped,
+    Astray,
     BatchError,
     BatchGone,
     BatchRefused,
@@ -53,19 +57,24 @@ class Heard(NamedTuple):
 
 
 def judge(heard: Heard, provider: str, *, once: bool, one: bool) -> BatchError:
-    """The error for an answer that is no 2xx. `once`: the call must not be made again where it may have worked. `one`: it
-    was about one batch or file, which a 404 says to be gone.
+    """Return the error for an answer that is no 2xx. `once`: the call must not be made again where it may have worked. `one`:
+    it was about one batch or file, which a 404 says to be gone.
     """
     refusal = classify(heard.status, heard.headers, heard.body, time.time())
     assert refusal is not None, "a 2xx is no refusal"
-    error = heard.error()
     words = f"provider {provider}: {redact(refusal.detail, cut=True)}"
+    error = _error(heard, refusal, words, provider, once=once, one=one)
+    return error.named(refusal.name, heard.status)
+
+
+def _error(heard: Heard, refusal: Refusal, words: str, provider: str, *, once: bool, one: bool) -> BatchError:
+    error = heard.error()
     if 300 <= heard.status < 400:
-        return AccountStopped(f"provider {provider}: HTTP {heard.status}, {REDIRECTED}")
+        return Astray(f"provider {provider}: HTTP {heard.status}, {REDIRECTED}")
     if _codes(error) & TOKEN_CAP_CODES or (heard.status == 429 and _CAP_IN_WORDS.search(refusal.detail)):
         return TokenCapReached(words)
-    if refusal.signal in (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED):
-        return AccountStopped(words)
+    if FATES[refusal.name].outcome is Parked:
+        return AccountStopped(f"{words}; {FATES[refusal.name].fix}")
     if refusal.signal in (Signal.THROTTLED, Signal.RAMP):
         return TryLater(refusal.retry_after_s, words)
     is_conflict = heard.status in (408, 409, 425) and not (one and error and not once)  # not "it has ended already"
@@ -73,17 +82,13 @@ def judge(heard: Heard, provider: str, *, once: bool, one: bool) -> BatchError:
         turned_away = refusal.signal is Signal.OVERLOADED and bool(error)  # in its own words: nothing was done
         return Unclear(words) if once and not turned_away else TryLater(refusal.retry_after_s, words)
     if refusal.page:
-        return AccountStopped(f"provider {provider}: HTTP {heard.status} with {FOREIGN}")
+        return Astray(f"provider {provider}: HTTP {heard.status} with {FOREIGN}")
     code = _code(error) or refusal.name
-    if heard.status == 403 and one and _HIDES in refusal.detail:
-        return BatchGone(403, code, words)
-    if heard.status == 403:
-        return AccountStopped(words)
-    if heard.status == 404 and one:
-        return BatchGone(404, code, words)
+    if (heard.status == 403 and one and _HIDES in refusal.detail) or (heard.status == 404 and one):
+        return BatchGone(heard.status, code, words)
     if heard.status in NO_SUCH_ROUTE:
-        return AccountStopped(f"{words}; there is no such batch API at this address: check base_url and kind")
-    return BatchRefused(heard.status, code, words)
+        return Astray(f"{words}; there is no such batch API at this address: check base_url and kind")
+    return Astray(words) if refusal.name in ASTRAY else BatchRefused(heard.status, code, words)
 
 
 def _codes(error: Mapping[str, object]) -> set[str]:
