@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.batches import Drained as Drained
     from penstock_ledger.in_redis.batches import Drains as Drains
     from penstock_ledger.in_redis.batches import JobSeen as JobSeen
+    from penstock_ledger.in_redis.batches import Lately as Lately
     from penstock_ledger.in_redis.batches import Keep as Keep
     from penstock_ledger.in_redis.batches import MayCost as MayCost
     from penstock_ledger.in_redis.batches import Memory as Memory
@@ -221,7 +222,7 @@ else:
             "penstock_ledger.door_stores.whose": "EVERYONE Whose",
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
-                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep MayCost Memory Publish PublishReport "
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep Lately MayCost Memory Publish PublishReport "
                 "SettleBatch SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.in_redis.budget_book": "Account BOUNDLESS BudgetBook TenantAccount TenantSeen",

@@ -151,6 +151,21 @@ _TABLE: Final = (
         "over_budget", "What to do where the job may cost more than its budget, as its first documents say: warn, or refuse it.",
         "warn",
     ),
+    Option(
+        "stop_at_dead",
+        "Pause the job where so many of its latest documents are dead letters, or of their first answers were refused by its own "
+        "checks: a share, or off; judged from the hundredth document on.",
+        "50%", metavar="SHARE|off",
+    ),
+    Option(
+        "stop_at_usd_per_doc", "Pause the job where its latest documents cost more than this each; needs a known price.",
+        form=FlagForm.NUMBER,
+    ),
+    Option(
+        "max_prompt_tokens",
+        "A longer prompt is a dead letter before it is sent; tokens are estimated, a quarter of the request's characters.",
+        form=FlagForm.WHOLE,
+    ),
     Option("max_bad_rows", "Unusable rows to accept as dead letters: a number or a share.", "1%", FlagForm.ROWS),
     Option(
         "priority", "urgent goes before queued documents, low gets a small share while others run: urgent, normal or low.",

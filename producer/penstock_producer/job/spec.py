@@ -58,6 +58,7 @@ MAX_BATCH_POLL_S = 3_600.0  # between two looks at a batch
 MAX_QUERY_CHARS = 100_000  # of SQL
 MAX_TOKENIZER_CHARS = 4_096  # a path, and a digest
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
+MAX_PROMPT_TOKENS = 1_000_000_000  # no model takes more
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
@@ -67,6 +68,7 @@ PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 RESPONSE_FORMATS: Final[tuple[str, ...]] = get_args(ResponseFormat)
 
 _Spec = TypeVar("_Spec", bound="JobSpec")
+OFF: Final = "off"
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
 
 
@@ -119,6 +121,9 @@ class JobSpec(BaseModel):
     deadline_s: PositiveFloat | None = _of("deadline_s")
     budget_usd: PositiveFloat | None = _of("budget_usd")
     over_budget: OverBudget = _of("over_budget")
+    stop_at_dead: str = _of("stop_at_dead", max_length=16)
+    stop_at_usd_per_doc: PositiveFloat | None = _of("stop_at_usd_per_doc")
+    max_prompt_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_PROMPT_TOKENS)] | None = _of("max_prompt_tokens")
     max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = _of("max_bad_rows")
     response_schema: dict[str, Any] | None = _of("response_schema")
     response_format: ResponseFormat | None = _of("response_format")  # None: of a release that sent none
@@ -317,6 +322,13 @@ class JobSpec(BaseModel):
             raise ValueError(f"give one of {', '.join(RESPONSE_FORMATS)}")
         return given
 
+    @field_validator("stop_at_dead")
+    @classmethod
+    def _check_stop(cls, value: str) -> str:
+        if value != OFF and (_PERCENT.fullmatch(value) is None or not 0 < float(value[:-1]) <= 100):
+            raise ValueError(f'write a share such as "50%", more than 0% and at most 100%, or {OFF}')
+        return value
+
     @field_validator("max_bad_rows")
     @classmethod
     def _check_bad_rows(cls, value: int | str) -> int | str:
@@ -348,6 +360,11 @@ class JobSpec(BaseModel):
             preprocess=self.preprocess,
             postprocess=self.postprocess,
         )
+
+    @property
+    def stop_at_share(self) -> float | None:
+        """The share of ``stop_at_dead``; None where it is off."""
+        return None if self.stop_at_dead == OFF else float(self.stop_at_dead[:-1]) / 100
 
     def bad_rows_allowed(self, total: int) -> int:
         """How many of ``total`` rows may be refused before the whole source is; shares round down."""
