@@ -377,7 +377,7 @@ def test_large_batches_are_cut(hot: RedisLedger) -> None:
         retries=[retry(doc) for doc in names[1_200:1_500]],
         released=[key(doc) for doc in names[1_500:]],
     ))  # fmt: skip
-    assert report == (1_200, 300)
+    assert report[:2] == (1_200, 300)
     assert hot.promote(QUEUE, 1_000) == 300
 
 
