@@ -96,8 +96,8 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.batches import Drained as Drained
     from penstock_ledger.in_redis.batches import Drains as Drains
     from penstock_ledger.in_redis.batches import JobSeen as JobSeen
-    from penstock_ledger.in_redis.batches import Lately as Lately
     from penstock_ledger.in_redis.batches import Keep as Keep
+    from penstock_ledger.in_redis.batches import Lately as Lately
     from penstock_ledger.in_redis.batches import MayCost as MayCost
     from penstock_ledger.in_redis.batches import Memory as Memory
     from penstock_ledger.in_redis.batches import Publish as Publish

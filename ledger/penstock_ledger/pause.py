@@ -22,6 +22,7 @@ __all__ = [
     "StopCode",
     "accepted_with",
     "explain",
+    "in_words",
     "read_accepted",
     "read_pause",
     "stored_pause",
@@ -76,13 +77,21 @@ class Accepted:
 ACCEPTED_NOTHING: Final = Accepted(0)
 
 
-def explain(pause: Pause) -> str:
+def explain(pause: Pause, *, examples: bool = True) -> str:
     """Return the sentence for people. What they can do about it is no part of it: see the producer's `reporting/advice.py`."""
     write = _SENTENCES.get(pause.code)
     try:
-        return f"paused: {pause.code}" if write is None else write(pause.params)
+        if write is None:
+            return pause.code
+        shown = [in_words(one) for one in pause.params.get("examples", ())] if examples else []
+        return write(pause.params) + _cause(pause.params) + (f"; for example {'; '.join(shown)}" if shown else "")
     except (KeyError, TypeError, ValueError, AttributeError):  # of another release, which has other parameters
-        return f"paused: {pause.code}"
+        return pause.code
+
+
+def in_words(example: Mapping[str, Any]) -> str:
+    """Return one of a pause's examples as text."""
+    return f"{example['doc_id']}: {example['reason']}: {example['excerpt']}"
 
 
 def stored_pause(pause: Pause) -> str:
@@ -132,30 +141,26 @@ def _loaded(text: str | None) -> tuple[Pause, str | None] | None:
 
 
 def _stop_dead(params: Mapping[str, Any]) -> str:
-    return f"{params['bad']:,} of the latest {params['of']:,} documents are dead letters{_bound(params)}{_most(params)}"
+    return f"{params['bad']:,} of the latest {params['of']:,} documents are dead letters{_bound(params)}"
 
 
 def _stop_missed(params: Mapping[str, Any]) -> str:
     what = f"{params['bad']:,} of the first answers to the latest {params['of']:,} documents were paid for and refused"
-    return f"{what}{_bound(params)}{_most(params)}"
+    return f"{what}{_bound(params)}"
 
 
 def _stop_cost(params: Mapping[str, Any]) -> str:
     cost, bound = params["usd_per_doc"], params["bound_usd"]
-    return f"the latest {params['of']:,} documents cost {cost:.4g} USD each (stop_at_usd_per_doc is {bound:g}){_most(params)}"
+    return f"the latest {params['of']:,} documents cost {cost:.4g} USD each (stop_at_usd_per_doc is {bound:g})"
 
 
 def _bound(params: Mapping[str, Any]) -> str:
     return f" (stop_at_dead is {params['bound']:g}%)"
 
 
-def _most(params: Mapping[str, Any]) -> str:
-    """Return the commonest cause, and the examples."""
-    said, cause = "", params.get("cause")
-    if cause:
-        said += f"; most often {cause['reason']} ({cause['count']:,})"
-    examples = [f"{one['doc_id']}: {one['reason']}: {one['excerpt']}" for one in params.get("examples", ())]
-    return said + (f"; for example {'; '.join(examples)}" if examples else "")
+def _cause(params: Mapping[str, Any]) -> str:
+    cause = params.get("cause")
+    return f"; most often {cause['reason']} ({cause['count']:,})" if cause else ""
 
 
 _SENTENCES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {

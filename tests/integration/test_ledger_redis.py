@@ -530,9 +530,9 @@ def test_a_full_redis_refuses_new_work_and_finishes_old(redis_server: RedisServe
         with pytest.raises(redis.ResponseError, match="maxmemory"):
             hot.publish(QUEUE, [publish("c")], BUCKETS)
         assert hot.begin([begin("a"), begin("b")]) == [Begun(GO, 0)] * 2
-        assert hot.settle(SettleBatch(retries=[retry("b")])) == (0, 1)
+        assert hot.settle(SettleBatch(retries=[retry("b")]))[:2] == (0, 1)
         assert hot.promote(QUEUE) == 1
-        assert hot.settle(SettleBatch(done=[done("a")])) == (1, 0)
+        assert hot.settle(SettleBatch(done=[done("a")]))[:2] == (1, 0)
         assert hot.outstanding(JOB, 1) == 1
     finally:
         client.config_set("maxmemory", "0")

@@ -99,7 +99,9 @@ class SettledDead(NamedTuple):
     completion_tokens: int = 0
     cost_microusd: int = 0
     calls: int = 0  # requests sent in this attempt
-    refused_first: bool = False  # the first answer to its document, which was paid for and refused by the job's own checks
+    refused_first: bool = (
+        False  # the first answer to its document, which was paid for and refused by the job's own checks
+    )
     has_budget: bool = False
 
 
@@ -172,7 +174,7 @@ def lately_of(*stretches: Mapping[bytes, bytes]) -> Lately:
         for name, value in stretch.items():
             sums[name.decode()] += int(value)
     reasons = {name.removeprefix("why:"): number for name, number in sums.items() if name.startswith("why:")}
-    return Lately(*(sums[name] for name in Lately._fields[:-1]), reasons=reasons)
+    return Lately(sums["ended"], sums["dead"], sums["answered"], sums["missed"], sums["cost_microusd"], reasons)
 
 
 class SettleReport(NamedTuple):

@@ -102,7 +102,7 @@ class JobStore(FeedStore):
             if connection.execute(_MOVE, moved).rowcount != 1:
                 return False
             if before is not None:
-                _accept(connection, job_id, before)
+                _accept(connection, job_id, before.pause, before.stop_accepted)
             if to in TOLD:
                 _note(connection, job_id, to)
             return True
@@ -163,8 +163,8 @@ class JobStore(FeedStore):
         return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
 
 
-def _accept(connection: Connection, job_id: str, paused: Row[Any]) -> None:
-    accepted = accepted_with(paused.pause, read_accepted(paused.stop_accepted))
+def _accept(connection: Connection, job_id: str, pause: str, before: str | None) -> None:
+    accepted = accepted_with(pause, read_accepted(before))
     if accepted is not None:
         connection.execute(
             update(jobs).where(jobs.c.job_id == job_id).values(stop_accepted=json_text(accepted.to_json()))
@@ -232,9 +232,9 @@ def _replay(
     replayed = _supersede(connection, job_id, generation, reason, doc_ids)
     if replayed == 0:
         raise NothingToReplay(job_id, reason)
-    again = (
-        {"state": str(JobState.RUNNING), "reason": None, "pause": None, "finished_at": None} if row.state == JobState.COMPLETED else {}
-    )
+    again: dict[str, Any] = {}
+    if row.state == JobState.COMPLETED:
+        again = {"state": str(JobState.RUNNING), "reason": None, "pause": None, "finished_at": None}
     connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(generation=generation, **again))
     selection = {"reason": reason, "from_generation": row.generation, "documents": replayed}
     feed = add_feed(connection, job_id, generation, FeedKind.REPLAY, selection=selection, overrides=overrides)

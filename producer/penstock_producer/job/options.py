@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.lanes import AUTO, AUTO_LANES, DEFAULT_LANE, lanes_in_words
 
-__all__ = ["OPTIONS", "SINK_FIELDS", "FlagForm", "Option"]
+__all__ = ["OPTIONS", "SINK_FIELDS", "STOP_FIELDS", "FlagForm", "Option"]
 
 
 class FlagForm(StrEnum):
@@ -163,7 +163,7 @@ _TABLE: Final = (
     ),
     Option(
         "max_prompt_tokens",
-        "A longer prompt is a dead letter before it is sent; tokens are estimated, a quarter of the request's characters.",
+        "A longer prompt is a dead letter before it is sent; tokens are estimated, one for each four bytes of the request.",
         form=FlagForm.WHOLE,
     ),
     Option("max_bad_rows", "Unusable rows to accept as dead letters: a number or a share.", "1%", FlagForm.ROWS),
@@ -273,6 +273,9 @@ _TABLE: Final = (
 
 OPTIONS: Final[Mapping[str, Option]] = {option.field: option for option in _TABLE}
 """By the spec's field, in the order of the flags."""
+
+STOP_FIELDS: Final = ("stop_at_dead", "stop_at_usd_per_doc")
+"""The bounds of a stop-loss, which a job may get others of while it goes on."""
 
 SINK_FIELDS: Final = frozenset({"output_format", "escape_formulas", "into", "into_table", "into_id"})
 """Where results go, which decides nothing about what they are."""

@@ -7,8 +7,9 @@ refused stops with the group that shows it: what is paid besides is what was in 
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock_ledger import JobStore, Lately, RedisLedger
@@ -30,6 +31,8 @@ FAILING_MARGIN: Final = 0.15
 COST_MARGIN: Final = 1.25
 """Likewise, so many times the cost."""
 EXAMPLES: Final = 3
+BOUNDS_S: Final = 5.0
+"""Between two looks at the bounds of a job."""
 JOBS_KEPT: Final = 1_000
 """Jobs of which examples are remembered; the one without a new example for longest is forgotten first."""
 MICROUSD: Final = 1_000_000
@@ -93,20 +96,22 @@ def is_refused_first(attempt: Attempt, outcome: Outcome) -> bool:
 class StopLoss:
     """Belongs to the thread that settles groups."""
 
-    def __init__(self, jobs: JobStore, hot: RedisLedger) -> None:
-        self._jobs, self._hot = jobs, hot
+    def __init__(self, jobs: JobStore, hot: RedisLedger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._jobs, self._hot, self._clock = jobs, hot, clock
+        self._bounds: OrderedDict[str, tuple[float, Bounds]] = OrderedDict()  # by job, and when they were read
         self._examples: OrderedDict[str, deque[dict[str, str]]] = OrderedDict()
 
     def look(self, group: Iterable[Settled], lately: Mapping[tuple[str, int], Lately]) -> None:
         """Pause jobs of this group whose latest documents meet a bound. A store that is away now is asked with the next group:
         what is settled must not wait for this."""
-        specs = self._note(group)
+        watched = self._note(group)
         for (job_id, generation), figures in lately.items():
-            spec = specs.get(job_id)
-            if spec is None or decide(figures, Bounds.of(spec), ACCEPTED_NOTHING) is None:
+            says_nothing = max(figures.ended, figures.answered) < FIRST and not figures.cost_microusd
+            if says_nothing or job_id not in watched:
                 continue
             try:
-                self._stop(job_id, generation, figures)
+                if decide(figures, self._bounds_of(job_id), ACCEPTED_NOTHING) is not None:
+                    self._stop(job_id, generation, figures)
             except Exception as error:
                 log.warning("job %s meets a stop-loss and could not be paused yet: %s", job_id, one_line(str(error)))
 
@@ -138,19 +143,30 @@ class StopLoss:
             return params | {"bound_usd": bounds.usd_per_doc}
         return params | {"bound": round((bounds.failing or 0.0) * 100, 4)}
 
-    def _note(self, group: Iterable[Settled]) -> dict[str, JobSpec]:
+    def _bounds_of(self, job_id: str) -> Bounds:
+        """As they were given some seconds ago at most: a job may get others while it goes on."""
+        now = self._clock()
+        known = self._bounds.get(job_id)
+        if known is None or now - known[0] >= BOUNDS_S:
+            known = now, Bounds.of(JobSpec.accepted(self._jobs.get(job_id).spec))
+            self._bounds[job_id] = known
+            if len(self._bounds) > JOBS_KEPT:
+                self._bounds.popitem(last=False)
+        return known[1]
+
+    def _note(self, group: Iterable[Settled]) -> set[str]:
         """Remember examples of what fails. Returns the jobs that may be stopped: callers who wait for their answers share a job,
         and one of them must not stop the others."""
-        specs = dict[str, JobSpec]()
+        watched = set[str]()
         for attempt, outcome in group:
             if not isinstance(attempt, Attempt) or attempt.job.awaited:
                 continue
             job_id = attempt.key.job_id
-            specs[job_id] = attempt.job.spec
+            watched.add(job_id)
             failure = _failure_of(outcome)
             if failure is not None:
                 self._remember(job_id, attempt, *failure)
-        return specs
+        return watched
 
     def _remember(self, job_id: str, attempt: Attempt, reason: str, detail: str) -> None:
         known = self._examples.setdefault(job_id, deque(maxlen=EXAMPLES))

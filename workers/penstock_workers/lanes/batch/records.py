@@ -80,9 +80,7 @@ class BatchRecords:
             elif isinstance(outcome, Dead):
                 reason = outcome.letter.reason
                 refused = is_refused_first(attempt, outcome)
-                dead.append(
-                    SettledDead(attempt.key, attempt.job.buckets, reason, *used, attempt.calls_in_all, refused)
-                )
+                dead.append(SettledDead(attempt.key, attempt.job.buckets, reason, *used, attempt.calls_in_all, refused))
             elif isinstance(outcome, Retry):
                 again.append(SettledCrash(attempt.key, reason_of(outcome), is_refused_first(attempt, outcome)))
         report = self._hot.settle(SettleBatch(done, dead, tried_again=again))
