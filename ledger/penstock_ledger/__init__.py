@@ -188,6 +188,7 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.noticed import NoticedFile as NoticedFile
     from penstock_ledger.stores.noticed import NoticedStore as NoticedStore
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
+    from penstock_ledger.stores.outcomes import PromptSizes as PromptSizes
     from penstock_ledger.stores.provenance import RENOTED_S as RENOTED_S
     from penstock_ledger.stores.provenance import InUse as InUse
     from penstock_ledger.stores.provenance import MadeWith as MadeWith
@@ -253,7 +254,7 @@ else:
             ),
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
-            "penstock_ledger.stores.outcomes": "OutcomeStore",
+            "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
             "penstock_ledger.stores.purge": "purge_job",
             "penstock_ledger.in_redis.queue_book": "QueueBook",

@@ -61,9 +61,9 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     )
 
 
-def report_of(backend: Backend, job: Job) -> Report:
-    """The account of the job. Blocks."""
-    return gathered(backend.database, job, stats=_stats(backend, job))
+def report_of(backend: Backend, job: Job, *, sizes: bool = False) -> Report:
+    """The account of the job; with ``sizes`` every row of it is read. Blocks."""
+    return gathered(backend.database, job, stats=_stats(backend, job), sizes=sizes)
 
 
 def remaining(job: Job, counts: Counts) -> int | None:
