@@ -695,29 +695,31 @@ def refused(name: str, _nth: int = 0) -> BatchAnswer | None:
 async def test_a_large_job_begins_with_a_small_batch(house: House) -> None:
     """Every answer misses the schema: the first batch is judged before the rest is packed, and its requests are all that is paid.
     Resumed, the job sends the rest and does not stop for the same."""
-    house.set_batch(first_from=400, first_requests=120)
+    house.set_batch(first_from=200, first_requests=110)
+    house.set_provider(batch_enqueued_tokens=None)
     house.provider.limits = house.provider.limits._replace(requests=300, total_bytes=10**7)
     house.provider.answer = refused
-    job = house.submit(500, response_schema={"type": "object"}, max_attempts=1)
+    job = house.submit(250, response_schema={"type": "object"}, max_attempts=1)
     jobs = JobStore(house.producer._database)
     async with house.working():
         await house.until(lambda: jobs.get(job.job_id).state is JobState.PAUSED)
         await house.until(lambda: not house.provider_is_busy(job))
-        assert [len(names) for names in house.provider.names] == [120]
+        assert [len(names) for names in house.provider.names] == [110]
         pause = jobs.get(job.job_id).pause
         assert pause is not None
-        assert (pause.code, pause.params["bad"]) == ("stop_missed", 120)
+        assert (pause.code, pause.params["bad"]) == ("stop_missed", 110)
         house.producer.resume(job.job_id)
-        await house.until(lambda: house.counts(job).dead == 500)
+        await house.until(lambda: house.counts(job).dead == 250)
     assert jobs.get(job.job_id).state is JobState.RUNNING
 
 
 @pytest.mark.parametrize(
-    ("documents", "spec"), [(399, {}), (400, {"deadline_s": 47 * 3_600.0}), (400, {"stop_at_dead": "off"})]
+    ("documents", "spec"), [(199, {}), (200, {"deadline_s": 47 * 3_600.0}), (200, {"stop_at_dead": "off"})]
 )
 async def test_other_jobs_have_no_small_batch(house: House, documents: int, spec: dict[str, object]) -> None:
     """Few documents, a deadline that leaves no time for it, and no stop-loss."""
-    house.set_batch(first_from=400, first_requests=120)
+    house.set_batch(first_from=200, first_requests=110)
+    house.set_provider(batch_enqueued_tokens=None)
     house.provider.limits = house.provider.limits._replace(requests=1_000, total_bytes=10**7)
     job = house.submit(documents, **spec)
     await house.all_settled(job)
