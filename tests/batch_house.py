@@ -167,6 +167,11 @@ class House:
         changed = self.settings.batch.model_copy(update=changes)
         self.settings = self.settings.model_copy(update={"batch": changed})
 
+    def set_provider(self, **changes: Any) -> None:
+        """Likewise, of the one provider."""
+        changed = self.settings.provider("default").model_copy(update=changes)
+        self.settings = self.settings.model_copy(update={"providers": {"default": changed}})
+
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[BatchEngine]:
         engine = BatchEngine(self.settings, lambda settings: contextlib.nullcontext(NoControl()))

@@ -22,6 +22,8 @@ class BatchFields(BaseModel):
 
     provider: Annotated[str, Field(pattern=PROVIDER)] = "default"  # that answers /v1/batches
     lane: LaneAsked = DEFAULT_LANE  # of batches, and of jobs and schedules over HTTP, that name none
+    # The stop-loss of batches whose metadata names none: a share such as 50%, or off.
+    stop_at_dead: Annotated[str, Field(pattern=r"^(off|\d{1,3}(\.\d+)?%)$")] = "50%"
     models: Literal["one", "any"] = "one"  # in the lines of one batch; OpenAI has one
     max_requests: Annotated[int, Field(ge=1, le=10_000_000)] = (
         50_000  # lines of /v1/batches, texts of embeddings: OpenAI's

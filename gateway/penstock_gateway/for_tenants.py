@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from penstock_gateway.ids import is_id
 from penstock_ledger.model import DeadLetter, Job
+from penstock_ledger.pause import explain
+from penstock_producer.reporting.advice import advice_for, as_field
 from penstock_producer.reporting.surfaces import over_http
 
-__all__ = ["shown_source", "told_letter", "told_of"]
+__all__ = ["pause_shown", "shown_source", "told_letter", "told_of"]
 
 
 def shown_source(job: Job) -> str:
@@ -24,6 +27,17 @@ def told_of(job: Job, text: str | None) -> str:
     uri, shown = str(job.source.get("uri", "")), shown_source(job)
     said = text or ""
     return over_http(said if uri == shown or not uri else said.replace(uri, shown))
+
+
+def pause_shown(job: Job) -> dict[str, Any] | None:
+    """Return why a job is paused, and what to do about it, as its tenant may read it."""
+    if job.pause is None:
+        return None
+    advice = [
+        {"text": told_of(job, one.text), "change": None if one.action is None else as_field(one.action)}
+        for one in advice_for(job.pause)
+    ]
+    return job.pause.to_json() | {"message": told_of(job, explain(job.pause)), "advice": advice}
 
 
 def told_letter(job: Job, letter: DeadLetter) -> DeadLetter:

@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.batches import Drains as Drains
     from penstock_ledger.in_redis.batches import JobSeen as JobSeen
     from penstock_ledger.in_redis.batches import Keep as Keep
+    from penstock_ledger.in_redis.batches import Lately as Lately
     from penstock_ledger.in_redis.batches import MayCost as MayCost
     from penstock_ledger.in_redis.batches import Memory as Memory
     from penstock_ledger.in_redis.batches import Publish as Publish
@@ -191,6 +192,7 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.noticed import NoticedFile as NoticedFile
     from penstock_ledger.stores.noticed import NoticedStore as NoticedStore
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
+    from penstock_ledger.stores.outcomes import PromptSizes as PromptSizes
     from penstock_ledger.stores.provenance import RENOTED_S as RENOTED_S
     from penstock_ledger.stores.provenance import InUse as InUse
     from penstock_ledger.stores.provenance import MadeWith as MadeWith
@@ -226,7 +228,7 @@ else:
             "penstock_ledger.door_stores.whose": "EVERYONE Whose",
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
-                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep MayCost Memory Publish PublishReport "
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep Lately MayCost Memory Publish PublishReport "
                 "SettleBatch SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.in_redis.budget_book": "Account BOUNDLESS BudgetBook TenantAccount TenantSeen",
@@ -257,7 +259,7 @@ else:
             ),
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob PaidBeside Result",
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
-            "penstock_ledger.stores.outcomes": "OutcomeStore",
+            "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
             "penstock_ledger.stores.purge": "purge_job",
             "penstock_ledger.in_redis.queue_book": "QueueBook",

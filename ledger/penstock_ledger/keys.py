@@ -11,6 +11,8 @@ penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc)
                                             sha256 when longer than 64 bytes), value "" done, "!" dead
 penstock:<job>:<gen>:window         hash    document id -> position in the source: fed and not settled
 penstock:<job>:<gen>:starts         hash    document id -> starts without a conclusion so far
+penstock:<job>:<gen>:lately         hash    what became of the latest documents, see lately.lua; and
+penstock:<job>:<gen>:earlier        hash    of those before them
 penstock:<job>:stats                hash    counters: succeeded, succeeded_after_retry, dead, dead:<reason>, calls,
                                             retries, retried:<reason>, rate_limited, prompt_tokens, completion_tokens,
                                             cost_microusd, skipped, reused:<dedup or cache>

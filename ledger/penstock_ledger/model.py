@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 from msgspec import Struct
 
+from penstock_ledger.pause import Accepted, Pause
+
 __all__ = [
     "COUNT_MAX",
     "SHARDS",
@@ -122,6 +124,8 @@ class Job:
     resume_at: float | None = None  # Unix seconds; a paused job goes on by itself then, None = a person has to say so
     lane_now: str | None = None  # None: as its spec says
     moves: int = 0  # how often its lane was chosen or changed: with 0 it is where it was submitted to
+    pause: Pause | None = None  # why it is paused, as data; None: it is not, or the reason is all that is known
+    accepted: Accepted | None = None  # of what a stop-loss had paused it for, when a person let it go on
 
     @property
     def lane(self) -> str:

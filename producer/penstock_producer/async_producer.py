@@ -124,9 +124,11 @@ class AsyncProducer:
         producer = await self._producer()
         return await self._run(lambda: producer.cancel(job))
 
-    async def limit(self, job: str, *, budget_usd: float | None, deadline_s: float | None) -> bool:
+    async def limit(
+        self, job: str, *, budget_usd: float | None, deadline_s: float | None, stops: Mapping[str, Any] | None = None
+    ) -> bool:
         producer = await self._producer()
-        return await self._run(lambda: producer.limit(job, budget_usd=budget_usd, deadline_s=deadline_s))
+        return await self._run(lambda: producer.limit(job, budget_usd=budget_usd, deadline_s=deadline_s, stops=stops))
 
     async def replay(
         self,

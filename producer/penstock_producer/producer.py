@@ -34,6 +34,7 @@ from penstock_producer.accepting.sampling import Sample, sample_of
 from penstock_producer.accepting.survey import Check, survey
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
+from penstock_producer.job.options import STOP_FIELDS
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.pins import AWAITED, DOOR, REMOTE, UPLOADED
@@ -446,14 +447,18 @@ class Producer:
         """False when the job is not paused."""
         return self._move(job, JobState.RUNNING, (JobState.PAUSED,), None)
 
-    def limit(self, job: str, *, budget_usd: float | None, deadline_s: float | None) -> bool:
+    def limit(
+        self, job: str, *, budget_usd: float | None, deadline_s: float | None, stops: Mapping[str, Any] | None = None
+    ) -> bool:
         """Give a job another budget and deadline; None lifts one. Submitting with them again then is the same job.
 
+        ``stops`` are other bounds of its stop-loss, `stop_at_dead` and `stop_at_usd_per_doc`; what is left out stays.
         False when the job was changed by another process meanwhile. Raises SpecError; of a job that has a budget the prices are
         known, maybe to its workers only.
         """
         found = self._jobs.get(job)
-        spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
+        bounds = {name: value for name, value in (stops or {}).items() if name in STOP_FIELDS}
+        spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s, **bounds})
         if found.spec.get("budget_usd") is None:
             check_acceptable(spec, self._settings.prices(spec.provider))
             if budget_usd is not None and found.lane not in spec.permitted_lanes:  # it was moved there by hand

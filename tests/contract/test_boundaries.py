@@ -36,7 +36,8 @@ MAY_IMPORT = {
 # `__all__` names. (Names in an `__init__` are for everyone, modules here are for Penstock alone.)
 INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
-    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "sql.postgres", "vectors"},
+    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "pause",
+        "redaction", "schedule", "sql.postgres", "vectors"},
     "penstock_producer": {
         "accepting.acceptance", "accepting.borders", "accepting.estimates", "accepting.first_rows",
         "accepting.hook_paths",
@@ -49,7 +50,8 @@ INTERNAL_SURFACE = {
         "job.targets",
         "jobfile", "outputs", "parts.growing", "pins", "planning.batches", "planning.figures", "planning.flow",
         "planning.intervals", "planning.sizing", "prices.known", "prices.spent_budget", "prices.token_prices", "refusals",
-        "reporting.account", "reporting.batches", "reporting.cards", "reporting.changes", "reporting.charts", "reporting.course",
+        "reporting.account", "reporting.advice", "reporting.batches", "reporting.cards", "reporting.changes",
+        "reporting.charts", "reporting.course",
         "reporting.engines", "reporting.feeders", "reporting.fixes", "reporting.forms.markdown", "reporting.forms.page",
         "reporting.forms.plain", "reporting.gather", "reporting.lanes", "reporting.money",
         "reporting.origin", "reporting.pauses", "reporting.prices", "reporting.reasons", "reporting.surfaces",

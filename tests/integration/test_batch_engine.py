@@ -26,6 +26,7 @@ from penstock_ledger import (
     Begin,
     BeginReply,
     ItemKey,
+    JobStore,
     KeyLimits,
     LaneMoves,
     MayCost,
@@ -877,3 +878,55 @@ async def test_a_replay_goes_in_batches_too(house: House) -> None:
     assert (counts.succeeded, counts.dead) == (5, 0)
     states = {batch.state for batch in house.store.of_job(job.job_id)}
     assert states == {BatchState.SETTLED}
+
+
+def refused(name: str, _nth: int = 0) -> BatchAnswer | None:
+    """An answer that is paid for and is no JSON."""
+    choice = {"message": {"role": "assistant", "content": "well"}, "finish_reason": "stop"}
+    return BatchAnswer(name, 200, json.dumps({"model": "m", "choices": [choice], "usage": USAGE}).encode(), "req-1")
+
+
+async def test_a_large_job_begins_with_a_small_batch(house: House) -> None:
+    """Every answer misses the schema: the first batch is judged before the rest is packed, and its requests are all that is paid.
+    Resumed, the job sends the rest and does not stop for the same."""
+    house.set_batch(first_from=200, first_requests=110)
+    house.set_provider(batch_enqueued_tokens=None)
+    house.provider.limits = house.provider.limits._replace(requests=300, total_bytes=10**7)
+    house.provider.answer = refused
+    job = house.submit(250, response_schema={"type": "object"}, max_attempts=1)
+    jobs = JobStore(house.producer._database)
+    async with house.working():
+        await house.until(lambda: jobs.get(job.job_id).state is JobState.PAUSED)
+        await house.until(lambda: not house.provider_is_busy(job))
+        assert [len(names) for names in house.provider.names] == [110]
+        pause = jobs.get(job.job_id).pause
+        assert pause is not None
+        assert (pause.code, pause.params["bad"]) == ("stop_missed", 110)
+        house.producer.resume(job.job_id)
+        await house.until(lambda: house.counts(job).dead == 250)
+    assert jobs.get(job.job_id).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("documents", "spec"), [(199, {}), (200, {"deadline_s": 47 * 3_600.0}), (200, {"stop_at_dead": "off"})]
+)
+async def test_other_jobs_have_no_small_batch(house: House, documents: int, spec: dict[str, object]) -> None:
+    """Few documents, a deadline that leaves no time for it, and no stop-loss."""
+    house.set_batch(first_from=200, first_requests=110)
+    house.set_provider(batch_enqueued_tokens=None)
+    house.provider.limits = house.provider.limits._replace(requests=1_000, total_bytes=10**7)
+    job = house.submit(documents, **spec)
+    await house.all_settled(job)
+    assert [len(names) for names in house.provider.names] == [documents]
+
+
+async def test_a_prompt_that_explodes_is_in_no_batch(house: House) -> None:
+    """It is a dead letter that cost nothing; the others go."""
+    source = house.folder / "docs.jsonl"
+    source.write_text(
+        "".join(json.dumps({"id": f"d{n}", "text": "x" * (800 if n == 3 else 9)}) + "\n" for n in range(9))
+    )
+    spec = {"lane": "batch", "model": "m", "prompt": "{text}", "max_prompt_tokens": 150}
+    job = house.producer.submit(source, spec)
+    counts = await house.all_settled(job)
+    assert (counts.succeeded, counts.dead_by_reason, counts.calls) == (8, {"prompt_too_long": 1}, 8)

@@ -350,9 +350,9 @@ def test_settling_again_changes_nothing(hot: RedisLedger) -> None:
         dead=[SettledDead(key("b"), BUCKETS, "timeout", calls=2)],
         retries=[retry("c", after_s=60)],
     )
-    assert hot.settle(batch) == (2, 1)
+    assert hot.settle(batch)[:2] == (2, 1)
     before = hot.stats(JOB)
-    assert hot.settle(batch) == (0, 0)
+    assert hot.settle(batch)[:2] == (0, 0)
     assert hot.stats(JOB) == before
     assert (before["dead:timeout"], before["calls"], before["retries"]) == (1, 4, 1)
     assert hot.depth(QUEUE).delayed == 1
@@ -377,7 +377,7 @@ def test_large_batches_are_cut(hot: RedisLedger) -> None:
         retries=[retry(doc) for doc in names[1_200:1_500]],
         released=[key(doc) for doc in names[1_500:]],
     ))  # fmt: skip
-    assert report == (1_200, 300)
+    assert report[:2] == (1_200, 300)
     assert hot.promote(QUEUE, 1_000) == 300
 
 
@@ -530,9 +530,9 @@ def test_a_full_redis_refuses_new_work_and_finishes_old(redis_server: RedisServe
         with pytest.raises(redis.ResponseError, match="maxmemory"):
             hot.publish(QUEUE, [publish("c")], BUCKETS)
         assert hot.begin([begin("a"), begin("b")]) == [Begun(GO, 0)] * 2
-        assert hot.settle(SettleBatch(retries=[retry("b")])) == (0, 1)
+        assert hot.settle(SettleBatch(retries=[retry("b")]))[:2] == (0, 1)
         assert hot.promote(QUEUE) == 1
-        assert hot.settle(SettleBatch(done=[done("a")])) == (1, 0)
+        assert hot.settle(SettleBatch(done=[done("a")]))[:2] == (1, 0)
         assert hot.outstanding(JOB, 1) == 1
     finally:
         client.config_set("maxmemory", "0")

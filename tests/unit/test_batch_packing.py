@@ -34,7 +34,7 @@ class Lines:
 def window(folder: Path, limits: BatchLimits = LIMITS, **changes: Any) -> Window:
     terms: dict[str, Any] = {
         "job_id": "j", "generation": 1, "provider": "p", "kind": "openai", "endpoint": "/v1/x", "model": "m",
-        "requests_max": 1_000, "tokens_max": None, "prices_of": lambda model: None,
+        "requests_max": 1_000, "tokens_max": None, "prompt_tokens_max": None, "prices_of": lambda model: None,
     }  # fmt: skip
     packed = PackedFolder(folder)
     packed.open()

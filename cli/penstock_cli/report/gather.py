@@ -23,6 +23,7 @@ def report_of(
         job,
         stats=ledger.stats(job) if stats is None else stats,
         seconds=ledger.seconds(job) if seconds is None else seconds,
+        sizes=True,
     )
 
 

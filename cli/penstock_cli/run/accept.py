@@ -11,6 +11,7 @@ from penstock_cli.connect import Books, books
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import FromJob
 from penstock_cli.run.request import Plan
+from penstock_producer.job.options import STOP_FIELDS
 from penstock_producer.reporting.text import count, duration, usd
 
 if TYPE_CHECKING:
@@ -113,17 +114,20 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
         job = ledger.jobs.get(plan.request.job_key)
     except JobNotFound:
         return ""
-    now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s}
+    stops = {name: getattr(plan.spec, name) for name in STOP_FIELDS}
+    now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s, **stops}
     stored = JobSpec.accepted(job.spec)
     if stored.response_format is None:  # accepted by a release before that option, and the same job without it
         stored = stored.model_copy(update={"response_format": "auto"})
     same = stored.model_copy(update={**now, "over_budget": plan.spec.over_budget}) == plan.spec
     if job.state.final or stored == plan.spec or not same:
         return ""
-    producer.limit(job.job_id, budget_usd=plan.spec.budget_usd, deadline_s=plan.spec.deadline_s)
+    producer.limit(job.job_id, budget_usd=plan.spec.budget_usd, deadline_s=plan.spec.deadline_s, stops=stops)
     budget = "none" if plan.spec.budget_usd is None else usd(plan.spec.budget_usd)
     deadline = "none" if plan.spec.deadline_s is None else duration(plan.spec.deadline_s)
-    return f"limits of the job are now: budget {budget}, deadline {deadline} from its submit"
+    cost = plan.spec.stop_at_usd_per_doc
+    stop = f"{plan.spec.stop_at_dead} dead{'' if cost is None else f' or {usd(cost)} per document'}"
+    return f"limits of the job are now: budget {budget}, deadline {deadline} from its submit, stop at {stop}"
 
 
 def _warn_of_deadline(plan: Plan, ledger: Books, job: Job) -> None:

@@ -23,6 +23,7 @@ from penstock_producer.prices.spent_budget import (
     proposed_budget,
     without_command,
 )
+from penstock_producer.reporting.advice import Advice, advice_for, as_flag
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.text import argument, count
 
@@ -63,6 +64,8 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
     if "--response-format" in (job.reason or ""):
         anew = this_command_with(response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2")
         return f"{message} The requests of this job stay as they are; start another for example with:  {anew}"
+    if found := advice_for(job.pause):
+        return f"{message}\n{chr(10).join(_advised(one) for one in found)}\nTo go on:  {this_command()}"
     if not is_out_of_budget(job):
         doubt = " (with another --base-url, if that was wrong)" if "--base-url" in (job.reason or "") else ""
         return f"{message} Once that is put right, resume with{doubt}:  {this_command()}"
@@ -71,6 +74,10 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
         f"{message} Raise --budget-usd to {enough}, a little more than all documents are expected to cost in the end. "
         f"Resume for example with:  {this_command_with(budget_usd=enough)}"
     )
+
+
+def _advised(one: Advice) -> str:
+    return f"What to do: {one.text}{'' if one.action is None else f' (add {as_flag(one.action)})'}"
 
 
 def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:

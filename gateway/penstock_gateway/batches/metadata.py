@@ -12,7 +12,14 @@ from penstock_gateway.refused import Refused
 __all__ = ["TENANT", "asked_in", "metadata_of", "place_of", "tenant_of_batch"]
 
 OURS: Final = "penstock."
-_FIELDS: Final = ("priority", "lane", "budget_usd", "tenant")  # of a job; others are not for callers to choose
+_NUMBERS: Final = {"budget_usd": "US dollars", "stop_at_usd_per_doc": "US dollars", "max_prompt_tokens": "tokens"}
+_FIELDS: Final = (
+    "priority",
+    "lane",
+    "tenant",
+    "stop_at_dead",
+    *_NUMBERS,
+)  # of a job; others are not for callers to choose
 TENANT: Final = f"{OURS}tenant"
 
 
@@ -45,7 +52,7 @@ def asked_in(metadata: Mapping[str, str] | None) -> dict[str, Any]:
     for name in _FIELDS:
         value = (metadata or {}).get(OURS + name)
         if value is not None:
-            asked[name] = _dollars(value) if name == "budget_usd" else value
+            asked[name] = _number(name, value) if name in _NUMBERS else value
     return asked
 
 
@@ -55,8 +62,8 @@ def place_of(pointer: str) -> str:
     return f"metadata.{OURS}{name}" if name in _FIELDS else name
 
 
-def _dollars(text: str) -> float:
+def _number(name: str, text: str) -> float:
     try:
-        return float(text)
+        return int(text) if name == "max_prompt_tokens" else float(text)
     except ValueError:
-        raise refused_metadata(f"metadata.{OURS}budget_usd", f"{text[:80]!r} is not a number of US dollars") from None
+        raise refused_metadata(f"metadata.{OURS}{name}", f"{text[:80]!r} is not a number of {_NUMBERS[name]}") from None

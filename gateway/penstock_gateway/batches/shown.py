@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock_gateway.for_tenants import pause_shown
 from penstock_ledger import DoorBatch, DoorBatchState
 from penstock_ledger.model import Job
 
@@ -63,5 +64,5 @@ def _at(batch: DoorBatch, state: DoorBatchState) -> int | None:
 def _ours(batch: DoorBatch, job: Job | None) -> dict[str, Any]:
     ours: dict[str, Any] = {"job_id": batch.job_id}
     if job is not None:  # as where its budget has paused it
-        ours |= {"state": str(job.state), "reason": job.reason}
+        ours |= {"state": str(job.state), "reason": job.reason, "pause": pause_shown(job)}
     return ours

@@ -47,7 +47,7 @@ def spec_of(
     door = settings.gateway.batches
     options: dict[str, Any] = {
         "lane": door.lane, "endpoint": endpoint, "tenant": tenant, "format": "jsonl", "deadline_s": deadline_s,
-        "model": model,
+        "model": model, "stop_at_dead": door.stop_at_dead,
     }  # fmt: skip
     if kind == ANTHROPIC:
         options |= {"provider": anthropic_provider(settings), "max_bad_rows": "100%"}

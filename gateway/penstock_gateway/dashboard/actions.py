@@ -22,6 +22,8 @@ from penstock_gateway.refused import Refused
 from penstock_ledger import Job, JobNotReplayable, NothingToReplay, letter_lines
 from penstock_producer import SpecError
 from penstock_producer.job.durations import seconds_of
+from penstock_producer.job.options import OPTIONS
+from penstock_producer.job.spec import OFF
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.prices import spent
 from penstock_producer.reporting.surfaces import over_http
@@ -86,7 +88,7 @@ async def limit(request: Request, viewer: Writer, job_id: str) -> Response:
         budget = _budget(form.get("budget", ""))
         deadline = _deadline(form.get("deadline", ""))
         changed = await viewer.backend.run(
-            viewer.backend.producer.limit, job.job_id, budget_usd=budget, deadline_s=deadline
+            viewer.backend.producer.limit, job.job_id, budget_usd=budget, deadline_s=deadline, stops=_stops(form)
         )
     except (SpecError, ValueError) as error:
         fault = over_http(error.public_message) if isinstance(error, SpecError) else str(error)
@@ -199,11 +201,16 @@ async def _limit_page(
     request: Request, viewer: Viewer, job: Job, typed: Mapping[str, str], fault: str = ""
 ) -> Response:
     budget, deadline = job.spec.get("budget_usd"), job.spec.get("deadline_s")
+    cost = job.spec.get("stop_at_usd_per_doc")
     fields = [
         Field("budget", "Budget in US dollars", "Of the whole job, with what is spent already. Empty: none.",
               typed.get("budget", "" if budget is None else f"{budget:g}"), "decimal"),
         Field("deadline", "Deadline", "Since the submit, as 90m, 24h or 2d. Empty: none.",
               typed.get("deadline", "" if deadline is None else f"{deadline:g}s")),
+        Field("stop_at_dead", "Stop at dead", "The share of the latest documents at which the job pauses, as 50%, or off.",
+              typed.get("stop_at_dead", str(job.spec.get("stop_at_dead", OPTIONS["stop_at_dead"].default)))),
+        Field("stop_at_usd_per_doc", "Stop at US dollars per document", "Empty: none.",
+              typed.get("stop_at_usd_per_doc", "" if cost is None else f"{cost:g}"), "decimal"),
     ]  # fmt: skip
     counts = await viewer.backend.run(viewer.desk.outcomes.counts, job.job_id)
     so_far = spent(counts.cost_microusd / MICRO, counts.prompt_tokens + counts.completion_tokens)
@@ -252,6 +259,16 @@ def _budget(text: str) -> float | None:
         return float(text) if text.strip() else None
     except ValueError:
         raise ValueError(f"{one_line(text, 60)!r} is no sum of US dollars") from None
+
+
+def _stops(form: Mapping[str, str]) -> dict[str, Any]:
+    """Return the bounds of the stop-loss that the form names; one that is empty is lifted."""
+    stops = dict[str, Any]()
+    if "stop_at_dead" in form:
+        stops["stop_at_dead"] = form["stop_at_dead"].strip() or OFF
+    if "stop_at_usd_per_doc" in form:
+        stops["stop_at_usd_per_doc"] = _budget(form["stop_at_usd_per_doc"])
+    return stops
 
 
 def _deadline(text: str) -> float | None:

@@ -15,7 +15,9 @@ from penstock_gateway.dashboard.quotas_view import stops
 from penstock_gateway.for_tenants import shown_source, told_of
 from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
+from penstock_ledger.pause import explain, in_words
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.reporting.advice import advice_for
 from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.reporting.fixes import FIXES
@@ -198,8 +200,7 @@ def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
     if job.state == "failed":
         yield Note("bad", f"The job has failed: {_why(job)}")
     elif job.state == "paused":
-        waits, _, command = " ".join(pause_lines(job, seen.in_state, now)).partition(":  ")
-        yield Note("warn", f"Paused: {_why(job)}", waits[:1].upper() + waits[1:], command)
+        yield from _paused(seen, now)
     elif job.state == "cancelling":
         yield Note("warn", "The job is being cancelled: what has not begun becomes dead letters `cancelled`.")
     if seen.redis_is_away and not job.state.final:
@@ -211,6 +212,21 @@ def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
         yield Note("warn", f"{sentence[:1].upper()}{sentence[1:]}.")
     if job.state == "running":
         yield from _slow(seen, now, key)
+
+
+def _paused(seen: JobSeenNow, now: float) -> Iterator[Note]:
+    job = seen.job
+    advice = advice_for(job.pause)
+    if job.pause is None or not advice:
+        waits, _, command = " ".join(pause_lines(job, seen.in_state, now)).partition(":  ")
+        yield Note("warn", f"Paused: {_why(job)}", waits[:1].upper() + waits[1:], command)
+        return
+    yield Note("warn", f"Paused: {one_line(told_of(job, explain(job.pause, examples=False)), REASON_CHARS)}")
+    for example in job.pause.params.get("examples", ()):
+        yield Note("", one_line(told_of(job, f"For example {in_words(example)}"), REASON_CHARS))
+    for one in advice:
+        set_to = "" if one.action is None else f" (Limits: {one.action.field} {one.action.value})"
+        yield Note("", f"What to do: {on_page(one.text)}{set_to}")
 
 
 def _why(job: Job) -> str:

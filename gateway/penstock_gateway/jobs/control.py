@@ -37,7 +37,8 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.accepting.acceptance import check_other_lane
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.lanes import LANES, lanes_in_words, packs
-from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.options import STOP_FIELDS
+from penstock_producer.job.spec import OFF, JobSpec
 
 router = APIRouter()
 log = logging.getLogger("penstock.gateway")
@@ -73,7 +74,7 @@ async def move(request: Request, job: str, given: Move, caller: Writer) -> JobSh
 
 @router.patch("/{job}", operation_id="change_job")
 async def limit(request: Request, job: str, given: Limits, caller: Writer) -> JobShown:
-    """Give a job another budget or deadline. What is left out stays, null lifts it."""
+    """Give a job another budget, deadline or bound of its stop-loss. What is left out stays, null lifts it."""
     return await _changed(request, caller, job, lambda backend, found: _give_limits(backend, found, given))
 
 
@@ -211,7 +212,10 @@ def _give_limits(backend: Backend, job: Job, given: Limits) -> None:
         raise SpecError(
             [Problem("invalid_value", "/budget_usd", message, "give a larger sum, of all that the job may cost")]
         )
-    if names and not backend.remote.limit(job.job_id, **limits):
+    stops: dict[str, Any] = {name: getattr(given, name) for name in STOP_FIELDS if name in names}
+    if stops.get("stop_at_dead", "") is None:  # as everywhere, null lifts it
+        stops["stop_at_dead"] = OFF
+    if names and not backend.remote.limit(job.job_id, **limits, stops=stops):
         raise Refused(409, "the job was changed by another process meanwhile; try again", code="job_state")
 
 

@@ -75,7 +75,7 @@ async def report(
 
 
 def _written(backend: Backend, job: Job, form: Form) -> bytes:
-    found, command = report_of(backend, job), f"penstock dlq list {job.job_id}"
+    found, command = report_of(backend, job, sizes=form in _READ_ALL), f"penstock dlq list {job.job_id}"
     if form == "json":
         return orjson.dumps(found.to_json())
     if form == "text":

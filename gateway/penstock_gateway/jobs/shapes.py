@@ -39,7 +39,7 @@ _COUNTS: Final = {
 _USAGE: Final = {"calls": 1012, "prompt_tokens": 120345, "completion_tokens": 48021, "cost_usd": 0.046864}
 _JOB: Final[dict[str, Any]] = {
     "object": "job", "id": "job_k3v7q2m4n6p8r2t4w6y2", "job": "tickets-2026-11-21", "tenant": "shop", "state": "completed",
-    "reason": None, "resume_at": None, "generation": 1, "lane": "api", "open": False, "created_at": 1763740800.2,
+    "reason": None, "pause": None, "resume_at": None, "generation": 1, "lane": "api", "open": False, "created_at": 1763740800.2,
     "finished_at": 1763741012.8, "counts": _COUNTS, "usage": _USAGE,
 }  # fmt: skip
 
@@ -106,6 +106,23 @@ class Usage(BaseModel):
     )
 
 
+class AdviceShown(BaseModel):
+    """Something to do about a pause."""
+
+    text: str
+    change: dict[str, Any] | None = Field(description="What to send to PATCH /v1/jobs/{job} before the job is resumed.")
+
+
+class PauseShown(BaseModel):
+    """Why a job is paused."""
+
+    code: str = Field(description="Such as stop_dead, stop_missed and stop_usd_per_doc, which a stop-loss has.")
+    by: str = Field(description="person, control, budget, provider, lane or stop_loss.")
+    params: dict[str, Any] = Field(description="What belongs to the code: shares, examples, the commonest cause.")
+    message: str = Field(description="The same as a sentence.")
+    advice: list[AdviceShown]
+
+
 class JobShown(BaseModel):
     """A job, and how far it is. Times are Unix seconds."""
 
@@ -117,6 +134,9 @@ class JobShown(BaseModel):
     tenant: str | None
     state: str
     reason: str | None = Field(description="Why it is paused or has failed.")
+    pause: PauseShown | None = Field(
+        description="Why it is paused, as data; null where it is not paused, and for pauses that have a reason in words only."
+    )
     resume_at: float | None = Field(description="When a paused job goes on by itself.")
     generation: int
     lane: str
@@ -303,6 +323,10 @@ class Limits(BaseModel):
 
     budget_usd: Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_BUDGET_USD, allow_inf_nan=False)] | None = None
     deadline_s: Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_SPAN_S, allow_inf_nan=False)] | None = None
+    stop_at_dead: Annotated[StrictStr, Field(max_length=16)] | None = None
+    stop_at_usd_per_doc: (
+        Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_BUDGET_USD, allow_inf_nan=False)] | None
+    ) = None
 
 
 class Purged(BaseModel):

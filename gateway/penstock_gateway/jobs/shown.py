@@ -8,7 +8,7 @@ from typing import Any, Final
 import redis
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.for_tenants import shown_source, told_of
+from penstock_gateway.for_tenants import pause_shown, shown_source, told_of
 from penstock_gateway.jobs import shapes
 from penstock_gateway.jobs.names import shown_key, tenant_of
 from penstock_ledger import BatchFigures, BatchSum, OutcomeStore
@@ -83,9 +83,9 @@ def _unread(batches: Sequence[BatchSum]) -> shapes.UnreadShown | None:
     return shapes.UnreadShown(answers=sum(one.unread for one in with_unread), cost_usd=cost_usd)
 
 
-def report_of(backend: Backend, job: Job) -> Report:
-    """The account of the job. Blocks."""
-    return gathered(backend.database, job, stats=_stats(backend, job))
+def report_of(backend: Backend, job: Job, *, sizes: bool = False) -> Report:
+    """The account of the job; with ``sizes`` every row of it is read. Blocks."""
+    return gathered(backend.database, job, stats=_stats(backend, job), sizes=sizes)
 
 
 def remaining(job: Job, counts: Counts) -> int | None:
@@ -118,7 +118,7 @@ def _waits_for(backend: Backend, job: Job) -> str | None:
 def _fields(job: Job, counts: Counts) -> dict[str, Any]:
     return {
         "id": job.job_id, "job": shown_key(job), "tenant": tenant_of(job), "state": str(job.state),
-        "reason": told_of(job, job.reason) or None,
+        "reason": told_of(job, job.reason) or None, "pause": pause_shown(job),
         "resume_at": job.resume_at, "generation": job.generation, "lane": job.lane,
         "open": job.total is None and not job.state.final, "created_at": job.created_at, "finished_at": job.finished_at,
         "counts": {

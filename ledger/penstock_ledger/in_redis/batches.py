@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock_ledger.model import ItemKey
@@ -97,6 +99,9 @@ class SettledDead(NamedTuple):
     completion_tokens: int = 0
     cost_microusd: int = 0
     calls: int = 0  # requests sent in this attempt
+    refused_first: bool = (
+        False  # the first answer to its document, which was paid for and refused by the job's own checks
+    )
     has_budget: bool = False
 
 
@@ -116,6 +121,7 @@ class SettledRetry(NamedTuple):
     cost_microusd: int = 0
     calls: int = 1  # requests sent in this attempt
     has_budget: bool = False
+    refused_first: bool = False  # as in SettledDead
 
 
 class SettledCrash(NamedTuple):
@@ -123,6 +129,7 @@ class SettledCrash(NamedTuple):
 
     key: ItemKey
     reason: str
+    refused_first: bool = False  # as in SettledDead
 
 
 class AskedAgain(NamedTuple):
@@ -149,11 +156,33 @@ class SettleBatch:
     tried_again: Sequence[SettledCrash] = ()  # items of which SQL knows that there will be another try
 
 
+class Lately(NamedTuple):
+    """What became of the latest 500 to 1,000 documents of a feed; of all of them while there are fewer."""
+
+    ended: int = 0  # documents with an outcome
+    dead: int = 0  # of these, dead letters
+    answered: int = 0  # first answers to documents, whether they were taken or not
+    missed: int = 0  # of these, refused by the job's own checks
+    cost_microusd: int = 0
+    reasons: Mapping[str, int] = MappingProxyType({})  # of dead letters, and of what was missed
+
+
+def lately_of(*stretches: Mapping[bytes, bytes]) -> Lately:
+    """Add up what lately.lua keeps. What no field is named for is left to other releases."""
+    sums: Counter[str] = Counter()
+    for stretch in stretches:
+        for name, value in stretch.items():
+            sums[name.decode()] += int(value)
+    reasons = {name.removeprefix("why:"): number for name, number in sums.items() if name.startswith("why:")}
+    return Lately(sums["ended"], sums["dead"], sums["answered"], sums["missed"], sums["cost_microusd"], reasons)
+
+
 class SettleReport(NamedTuple):
     """What a settlement changed."""
 
     new: int  # items that entered the completed set now
     delayed: int  # retries that entered the delayed set now
+    lately: Mapping[tuple[str, int], Lately]  # of the feeds that have changed, by job and generation
 
 
 class Depth(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from penstock_ledger import keys
-from penstock_ledger.in_redis.batches import AskedAgain, SettledCrash
+from penstock_ledger.in_redis.batches import AskedAgain, Lately, SettledCrash, lately_of
 
 FOREIGN_TO_SQL: Final = ("skipped", "rate_limited", "repairs", "fallbacks")  # only Redis has them: a reset keeps them
 
@@ -38,7 +38,7 @@ def reset(client: Any, job_id: str, known: Mapping[str, int]) -> None:
 
 def count_crashed(client: Any, crashed: Sequence[SettledCrash]) -> None:
     """Their starts stay counted, so nothing else is written of them."""
-    _add(client, Counter((_name(key.job_id), f"{keys.RETRIED}{reason}") for key, reason in crashed))
+    _add(client, Counter((_name(key.job_id), f"{keys.RETRIED}{reason}") for key, reason, _ in crashed))
 
 
 def count_asked_again(client: Any, asked: Sequence[AskedAgain]) -> None:
@@ -50,13 +50,23 @@ def count_asked_again(client: Any, asked: Sequence[AskedAgain]) -> None:
     _add(client, counts)
 
 
-def count_tried_again(client: Any, tried: Sequence[SettledCrash]) -> None:
-    """What these tries used up is counted with the outcome."""
+def count_tried_again(client: Any, tried: Sequence[SettledCrash]) -> dict[tuple[str, int], Lately]:
+    """What these tries used up is counted with the outcome. Returns the latest documents of feeds of which first answers were
+    refused, as lately.lua has them."""
     counts: Counter[tuple[str, str]] = Counter()
-    for key, reason in tried:
+    feeds = dict[tuple[str, int], str]()
+    for key, reason, refused_first in tried:
         counts[_name(key.job_id), "retries"] += 1
         counts[_name(key.job_id), f"{keys.RETRIED}{reason}"] += 1
+        if refused_first:
+            scope = feeds[key.job_id, key.generation] = keys.feed_scope(key.job_id, key.generation)
+            for field in ("answered", "missed", f"why:{reason}"):
+                counts[f"{scope}:lately", field] += 1
     _add(client, counts)
+    return {
+        feed: lately_of(*(client.hgetall(f"{scope}:{part}") for part in ("lately", "earlier")))
+        for feed, scope in feeds.items()
+    }
 
 
 def _add(client: Any, counts: Mapping[tuple[str, str], int]) -> None:

@@ -23,6 +23,7 @@ from penstock_ledger.in_redis.batches import (
     Drained,
     Drains,
     JobSeen,
+    Lately,
     Memory,
     Publish,
     PublishReport,
@@ -99,15 +100,18 @@ class RedisLedger:
     def settle(self, batch: SettleBatch) -> SettleReport:
         """Conclude items, then put others off. Works in a full Redis too, because it is what frees memory."""
         new = delayed = 0
+        lately = dict[tuple[str, int], Lately]()
         for chunk in settle_chunks(batch, BATCH_MAX):
             if chunk.done or chunk.dead:
-                new += self._scripts.settle(chunk.done, chunk.dead)
+                number, found = self._scripts.settle(chunk.done, chunk.dead)
+                new, lately = new + number, lately | found
             if chunk.retries or chunk.released:
-                delayed += self._scripts.put_off(chunk.retries, chunk.released, chunk.paid)
+                number, found = self._scripts.put_off(chunk.retries, chunk.released, chunk.paid)
+                delayed, lately = delayed + number, lately | found
         job_counters.count_crashed(self._client, batch.crashed)
         job_counters.count_asked_again(self._client, batch.asked_again)
-        job_counters.count_tried_again(self._client, batch.tried_again)
-        return SettleReport(new, delayed)
+        lately |= job_counters.count_tried_again(self._client, batch.tried_again)
+        return SettleReport(new, delayed, lately)
 
     def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
         """Queue up to ``limit`` messages of each queue of a lane whose time has come; returns how many moved.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import chain
@@ -17,12 +17,14 @@ from penstock_ledger.in_redis.batches import (
     Begin,
     BeginReply,
     Begun,
+    Lately,
     MayCost,
     Publish,
     PublishReport,
     SettledDead,
     SettledDone,
     SettledRetry,
+    lately_of,
 )
 from penstock_ledger.model import ItemKey
 
@@ -30,7 +32,7 @@ BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds 
 # What is put before a script: functions that several have.
 SHARED: Final = {
     "begin": ("table", "account"), "publish": ("urgent",), "promote": ("urgent",), "unpark": ("urgent",),
-    "settle": ("sums", "account", "keep"), "put_off": ("sums", "account"), "budget": ("account",),
+    "settle": ("sums", "lately", "account", "keep"), "put_off": ("sums", "lately", "account"), "budget": ("account",),
 }  # fmt: skip
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 
@@ -98,8 +100,10 @@ class Scripts:
         found = sorted(zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True))
         return [Begun(_REPLIES[reply], crashes) for _, reply, crashes in found]
 
-    def settle(self, done: Sequence[SettledDone], dead: Sequence[SettledDead]) -> int:
-        """Returns how many are new in the completed set."""
+    def settle(
+        self, done: Sequence[SettledDone], dead: Sequence[SettledDead]
+    ) -> tuple[int, dict[tuple[str, int], Lately]]:
+        """Returns how many are new in the completed set, and the latest documents of each feed that has new ones."""
         by_feed: dict[tuple[str, int, bool], tuple[list[str], list[tuple[Any, ...]]]] = {}
         fields = _Fields(before=1)
         finished: Iterable[tuple[Any, ...]] = chain(done, dead)
@@ -111,17 +115,21 @@ class Scripts:
             (*_scopes((job_id, generation)), docs, items, *([True] if has_budget else []))
             for (job_id, generation, has_budget), (docs, items) in by_feed.items()
         ]
-        return int(self._settle([keys.EPOCH], [_packed(feeds), *fields.arguments]))
+        new, *shown = self._settle([keys.EPOCH], [_packed(feeds), *fields.arguments])
+        return int(new), _lately({(job_id, generation) for job_id, generation, _ in by_feed}, shown)
 
-    def put_off(self, retries: Sequence[SettledRetry], released: Sequence[ItemKey], paid: Mapping[ItemKey, int]) -> int:
-        """Returns how many are new in the delayed set."""
+    def put_off(
+        self, retries: Sequence[SettledRetry], released: Sequence[ItemKey], paid: Mapping[ItemKey, int]
+    ) -> tuple[int, dict[tuple[str, int], Lately]]:
+        """Returns how many are new in the delayed set, and the latest documents of each feed that has new ones."""
         arguments: list[Argument] = [len(retries), len(released)]
         for retry in retries:
             arguments += _retry(retry)
         for key in released:
             job = keys.job_scope(key.job_id) if key in paid else ""
             arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id, job, paid.get(key, 0))
-        return int(self._put_off([keys.EPOCH], arguments))
+        delayed, *shown = self._put_off([keys.EPOCH], arguments)
+        return int(delayed), _lately({(retry.key.job_id, retry.key.generation) for retry in retries}, shown)
 
     def promote(self, queue: str, queues: Sequence[str], limit: int, held_s: float, longest_s: float) -> int:
         """``queues`` are those whose workers may hold the messages, here and below."""
@@ -262,7 +270,17 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
         retry.cost_microusd,
         retry.calls,
         int(retry.has_budget),
+        int(retry.refused_first),
     )
+
+
+def _lately(feeds: Collection[tuple[str, int]], shown: Sequence[Any]) -> dict[tuple[str, int], Lately]:
+    """Read what lately.lua shows: a prefix, and two lists of fields and values, for each feed."""
+    by_scope = {keys.feed_scope(*feed).encode(): feed for feed in feeds}
+    return {
+        by_scope[scope]: lately_of(*(dict(zip(of[::2], of[1::2], strict=True)) for of in stretches))
+        for scope, *stretches in zip(shown[::3], shown[1::3], shown[2::3], strict=True)
+    }
 
 
 def _call(may_cost: MayCost | None) -> tuple[int, int, int, str] | bool:

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] penstock:epoch  only touched, see below
 -- computed, from the prefixes in ARGV:
---   penstock:<job>:stats            hash of counters; sums.lua
+--   penstock:<job>:stats            hash of counters; sums.lua. :lately and :earlier of feeds: lately.lua
 --   penstock:<job>:<gen>:done:<n>   hash, completed set: what is in it gets no other attempt
 --   penstock:<job>:<gen>:starts     hash: retried and released items give one start back
 --   the hashes of account.lua, in jobs with a budget
@@ -10,14 +10,15 @@
 --   penstock:delayed:<queue>:raw    hash tag -> raw message
 -- ARGV[1..2] numbers of retried and released items (at most 500 together), then
 --   retried:  job prefix, feed prefix, bucket, field, document id, delayed key, tag, raw, seconds from now,
---             rate limited (0|1), reason, prompt tokens, completion tokens, microdollars, calls, has a budget (0|1)
+--             rate limited (0|1), reason, prompt tokens, completion tokens, microdollars, calls, has a budget (0|1),
+--             its first answer, which was refused (0|1)
 --   released: feed prefix, document id, and in a job with a budget its prefix and the microdollars that were paid, else "" and 0
--- Returns how many are new in the delayed set
+-- Returns how many are new in the delayed set, then what lately.lua shows
 
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local RETRIED, RELEASED = 16, 4 -- arguments of each
+local RETRIED, RELEASED = 17, 4 -- arguments of each
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
 
@@ -42,6 +43,8 @@ for _ = 1, tonumber(ARGV[1]) do
     count(job, 'rate_limited', tonumber(limited))
     count(job, 'retried:' .. reason, 1)
     count_spent(job, tonumber(ARGV[i + 11]), tonumber(ARGV[i + 12]), tonumber(ARGV[i + 13]), tonumber(ARGV[i + 14]))
+    note_lately(feed, 'cost_microusd', tonumber(ARGV[i + 13]))
+    if ARGV[i + 16] == '1' then note_first_answer(feed, reason) end
     give_back(feed, doc)
     if ARGV[i + 15] == '1' then conclude(job, reservation(job, feed, doc), tonumber(ARGV[i + 13])) end
   end
@@ -54,4 +57,4 @@ for _ = 1, tonumber(ARGV[2]) do
   i = i + RELEASED
 end
 write_sums()
-return close_accounts(delayed)
+return close_accounts({delayed, unpack(write_lately())})

@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from penstock_ledger.door_stores.events import note_event
 from penstock_ledger.errors import FilesTaken, JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob, TakenFiles
+from penstock_ledger.pause import Accepted, Pause, accepted_with, explain, read_accepted, read_pause, stored_pause
 from penstock_ledger.sql.tables import jobs, outcomes, spool, taken_files
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.feeds import FeedStore, add_feed
@@ -23,6 +24,7 @@ from penstock_ledger.stores.tallies import subtract
 
 STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
 SHOWN_CHARS: Final = 60  # of a value in a message
+_AGAIN: Final = (JobState.RUNNING, JobState.PAUSED)
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
 TOLD: Final = (JobState.PAUSED, JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
 REPLAYABLE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.COMPLETED)
@@ -32,8 +34,12 @@ _MOVE: Final = (
     update(jobs)
     .where(jobs.c.job_id == bindparam("job"), jobs.c.state.in_(bindparam("from", expanding=True)))
     .values(
-        state=bindparam("to"), reason=bindparam("why"), finished_at=bindparam("ended"), resume_at=bindparam("until")
+        state=bindparam("to"), reason=bindparam("why"), finished_at=bindparam("ended"), resume_at=bindparam("until"),
+        pause=bindparam("pause"),
     )
+)  # fmt: skip
+_PAUSED: Final = select(jobs.c.pause, jobs.c.stop_accepted).where(
+    jobs.c.job_id == bindparam("job"), jobs.c.state == str(JobState.PAUSED), jobs.c.pause.is_not(None)
 )
 _NAMED: Final = select(jobs).where(or_(jobs.c.job_id == bindparam("name"), jobs.c.job_key == bindparam("name")))
 
@@ -76,19 +82,27 @@ class JobStore(FeedStore):
         reason: str | None = None,
         expect: Collection[JobState],
         resume_at: float | None = None,
+        pause: Pause | None = None,
     ) -> bool:
         """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no such job).
 
-        ``resume_at`` (Unix seconds) is when a pause ends by itself: the control loop resumes the job then.
+        ``resume_at`` (Unix seconds) is when a pause ends by itself: the control loop resumes the job then. ``pause`` says why as
+        data, and then gives the reason. Letting a job go on that a stop-loss has
+        paused, or pausing it by hand, accepts what it was paused for.
         """
         moved = {
-            "job": job_id, "from": [str(state) for state in expect], "to": str(to), "why": reason,
+            "job": job_id, "from": [str(state) for state in expect], "to": str(to),
+            "why": reason if pause is None else explain(pause),
+            "pause": None if pause is None else stored_pause(pause),
             "ended": time.time() if to.final else None, "until": resume_at,
         }  # fmt: skip
 
         def move(connection: Connection) -> bool:
+            before = connection.execute(_PAUSED, {"job": job_id}).one_or_none() if to in _AGAIN else None
             if connection.execute(_MOVE, moved).rowcount != 1:
                 return False
+            if before is not None:
+                _accept(connection, job_id, before.pause, before.stop_accepted)
             if to in TOLD:
                 _note(connection, job_id, to)
             return True
@@ -147,6 +161,14 @@ class JobStore(FeedStore):
             if job.taken is not None:
                 _take(connection, job.taken)
         return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
+
+
+def _accept(connection: Connection, job_id: str, pause: str, before: str | None) -> None:
+    accepted = accepted_with(pause, read_accepted(before))
+    if accepted is not None:
+        connection.execute(
+            update(jobs).where(jobs.c.job_id == job_id).values(stop_accepted=json_text(accepted.to_json()))
+        )
 
 
 def _note(connection: Connection, job_id: str, to: JobState) -> None:
@@ -210,9 +232,9 @@ def _replay(
     replayed = _supersede(connection, job_id, generation, reason, doc_ids)
     if replayed == 0:
         raise NothingToReplay(job_id, reason)
-    again = (
-        {"state": str(JobState.RUNNING), "reason": None, "finished_at": None} if row.state == JobState.COMPLETED else {}
-    )
+    again: dict[str, Any] = {}
+    if row.state == JobState.COMPLETED:
+        again = {"state": str(JobState.RUNNING), "reason": None, "pause": None, "finished_at": None}
     connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(generation=generation, **again))
     selection = {"reason": reason, "from_generation": row.generation, "documents": replayed}
     feed = add_feed(connection, job_id, generation, FeedKind.REPLAY, selection=selection, overrides=overrides)
@@ -262,4 +284,14 @@ def job_of(row: Row[Any]) -> Job:
         resume_at=row.resume_at,
         lane_now=row.lane,
         moves=row.moves,
+        pause=read_pause(row.pause, row.reason) if row.state == JobState.PAUSED else None,
+        accepted=_accepted(row),
     )
+
+
+def _accepted(row: Row[Any]) -> Accepted | None:
+    """Return what was accepted of the job; a process of a release without these columns that let it go on has left its pause."""
+    known = read_accepted(row.stop_accepted)
+    if row.pause is None or row.state != JobState.RUNNING:
+        return known
+    return accepted_with(row.pause, known) or known

@@ -24,7 +24,7 @@ MOVES_MAX: Final = 10_000  # of one job: one each ten minutes for two months
 _OF_JOB: Final = select(lane_moves).where(lane_moves.c.job_id == bindparam("job")).order_by(lane_moves.c.number)
 _LOCKED: Final = select(jobs).where(jobs.c.job_id == bindparam("job")).with_for_update()
 
-_RUNS: Final = {"state": str(JobState.RUNNING), "reason": None, "resume_at": None}
+_RUNS: Final = {"state": str(JobState.RUNNING), "reason": None, "pause": None, "resume_at": None}
 
 
 class LaneMoves:

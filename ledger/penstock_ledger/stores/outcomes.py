@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -53,6 +53,9 @@ from penstock_ledger.vectors import MAGIC, Vectors, unpack
 
 STRETCHES: Final = 1_000  # of time that a job is shown in
 LATENCIES: Final = 20_000  # different ones; they are rounded, so that a day of milliseconds has fewer
+PROMPT_BOUNDS: Final = tuple(2**power for power in range(4, 22))  # tokens: 16 to 2 million
+BEYOND_BOUNDS: Final = 2**62
+LARGEST_PROMPTS: Final = 5
 PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes
 
 _IS_RESULT: Final[ColumnElement[bool]] = literal_column("kind = 'result'")
@@ -65,6 +68,15 @@ _REFUSED_LINES: Final = select(outcomes.c.line).where(
 
 T = TypeVar("T")
 Query = Select[*tuple[Any, ...]]
+
+
+class PromptSizes(NamedTuple):
+    """How many tokens the prompts of a job had, by the providers' own count."""
+
+    histogram: Sequence[
+        tuple[int | None, int]
+    ]  # at most so many tokens (None: more than the last bound), and how many documents
+    largest: Sequence[tuple[str, int]]  # documents with the longest prompts, and their tokens; the longest first
 
 
 class OutcomeStore:
@@ -294,6 +306,20 @@ class OutcomeStore:
             .limit(LATENCIES)
         )
         return [(int(row.milliseconds), int(row.number)) for row in self._rows(query)]
+
+    def prompt_sizes(self, job_id: str) -> PromptSizes:
+        """How long the prompts of a job's documents were, for each call; of none that took another's answer. Reads every row of
+        the job, without its body."""
+        tokens = outcomes.c.prompt_tokens // outcomes.c.calls
+        asked = (outcomes.c.job_id == job_id, _VISIBLE, outcomes.c.calls > 0, outcomes.c.prompt_tokens > 0)
+        up_to = case(*((tokens <= bound, bound) for bound in PROMPT_BOUNDS), else_=BEYOND_BOUNDS).label("up_to")
+        found = self._rows(select(up_to, func.count().label("number")).where(*asked).group_by(up_to).order_by(up_to))
+        named = select(outcomes.c.doc_id, tokens.label("tokens")).where(*asked)
+        largest = self._rows(named.order_by(tokens.desc(), outcomes.c.doc_id).limit(LARGEST_PROMPTS))
+        return PromptSizes(
+            [(None if row.up_to == BEYOND_BOUNDS else int(row.up_to), int(row.number)) for row in found],
+            [(row.doc_id, int(row.tokens)) for row in largest],
+        )
 
     def refused_lines(self, job_id: str) -> frozenset[int]:
         """The lines of a job's source whose rows were refused when it was submitted."""

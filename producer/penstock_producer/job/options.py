@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.lanes import AUTO, AUTO_LANES, DEFAULT_LANE, lanes_in_words
 
-__all__ = ["OPTIONS", "SINK_FIELDS", "FlagForm", "Option"]
+__all__ = ["OPTIONS", "SINK_FIELDS", "STOP_FIELDS", "FlagForm", "Option"]
 
 
 class FlagForm(StrEnum):
@@ -151,6 +151,21 @@ _TABLE: Final = (
         "over_budget", "What to do where the job may cost more than its budget, as its first documents say: warn, or refuse it.",
         "warn",
     ),
+    Option(
+        "stop_at_dead",
+        "Pause the job where so many of its latest documents are dead letters, or of their first answers were refused by its own "
+        "checks: a share, or off; judged from the hundredth document on.",
+        "50%", metavar="SHARE|off",
+    ),
+    Option(
+        "stop_at_usd_per_doc", "Pause the job where its latest documents cost more than this each; needs a known price.",
+        form=FlagForm.NUMBER,
+    ),
+    Option(
+        "max_prompt_tokens",
+        "A longer prompt is a dead letter before it is sent; tokens are estimated, one for each four bytes of the request.",
+        form=FlagForm.WHOLE,
+    ),
     Option("max_bad_rows", "Unusable rows to accept as dead letters: a number or a share.", "1%", FlagForm.ROWS),
     Option(
         "priority", "urgent goes before queued documents, low gets a small share while others run: urgent, normal or low.",
@@ -258,6 +273,9 @@ _TABLE: Final = (
 
 OPTIONS: Final[Mapping[str, Option]] = {option.field: option for option in _TABLE}
 """By the spec's field, in the order of the flags."""
+
+STOP_FIELDS: Final = ("stop_at_dead", "stop_at_usd_per_doc")
+"""The bounds of a stop-loss, which a job may get others of while it goes on."""
 
 SINK_FIELDS: Final = frozenset({"output_format", "escape_formulas", "into", "into_table", "into_id"})
 """Where results go, which decides nothing about what they are."""

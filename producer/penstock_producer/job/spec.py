@@ -37,7 +37,7 @@ from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.tokens import in_words, pinned
 from penstock_producer.prompts.truncate import counts_tokens, cut_of
 
-__all__ = ["JobSpec", "Overflow", "Priority"]
+__all__ = ["OFF", "JobSpec", "Overflow", "Priority"]
 
 OutputFormat = Literal["jsonl", "csv", "parquet"]
 Priority = Literal["urgent", "normal", "low"]
@@ -61,6 +61,7 @@ MAX_BAD_ROWS = 2**53 - 1  # what JSON holds exactly; a job has fewer documents
 MAX_BUDGET_USD = 1e12  # more is a slip of the keyboard, and no sum in millionths of it fits a column
 MAX_SPAN_S = 100 * 366 * 86_400.0  # a hundred years: moments behind it have no date
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
+MAX_PROMPT_TOKENS = 1_000_000_000  # no model takes more
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
@@ -71,6 +72,7 @@ Span = Annotated[PositiveFloat, Field(le=MAX_SPAN_S)]  # seconds
 RESPONSE_FORMATS: Final[tuple[str, ...]] = get_args(ResponseFormat)
 
 _Spec = TypeVar("_Spec", bound="JobSpec")
+OFF: Final = "off"
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
 
 
@@ -123,6 +125,9 @@ class JobSpec(BaseModel):
     deadline_s: Span | None = _of("deadline_s")
     budget_usd: Annotated[PositiveFloat, Field(le=MAX_BUDGET_USD)] | None = _of("budget_usd")
     over_budget: OverBudget = _of("over_budget")
+    stop_at_dead: str = _of("stop_at_dead", max_length=16)
+    stop_at_usd_per_doc: Annotated[PositiveFloat, Field(le=MAX_BUDGET_USD)] | None = _of("stop_at_usd_per_doc")
+    max_prompt_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_PROMPT_TOKENS)] | None = _of("max_prompt_tokens")
     max_bad_rows: Annotated[int, Field(strict=True, ge=0, le=MAX_BAD_ROWS)] | str = _of("max_bad_rows")
     response_schema: dict[str, Any] | None = _of("response_schema")
     response_format: ResponseFormat | None = _of("response_format")  # None: of a release that sent none
@@ -321,6 +326,13 @@ class JobSpec(BaseModel):
             raise ValueError(f"give one of {', '.join(RESPONSE_FORMATS)}")
         return given
 
+    @field_validator("stop_at_dead")
+    @classmethod
+    def _check_stop(cls, value: str) -> str:
+        if value != OFF and (_PERCENT.fullmatch(value) is None or not 0 < float(value[:-1]) <= 100):
+            raise ValueError(f'write a share such as "50%", more than 0% and at most 100%, or {OFF}')
+        return value
+
     @field_validator("max_bad_rows")
     @classmethod
     def _check_bad_rows(cls, value: int | str) -> int | str:
@@ -352,6 +364,11 @@ class JobSpec(BaseModel):
             preprocess=self.preprocess,
             postprocess=self.postprocess,
         )
+
+    @property
+    def stop_at_share(self) -> float | None:
+        """The share of ``stop_at_dead``; None where it is off."""
+        return None if self.stop_at_dead == OFF else float(self.stop_at_dead[:-1]) / 100
 
     def bad_rows_allowed(self, total: int) -> int:
         """How many of ``total`` rows may be refused before the whole source is; shares round down."""

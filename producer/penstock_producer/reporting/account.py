@@ -15,10 +15,10 @@ from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.reasons import retried_by_reason
 from penstock_producer.tally import Tally
 
-__all__ = ["BatchesCreated", "Report", "build"]
+__all__ = ["BatchesCreated", "PromptTokens", "Report", "build"]
 
 if TYPE_CHECKING:
-    from penstock_ledger import LaneMove, MadeWith
+    from penstock_ledger import LaneMove, MadeWith, PromptSizes
     from penstock_ledger.model import Counts, Job, LaneCounts
 
 
@@ -28,6 +28,13 @@ class BatchesCreated(NamedTuple):
     batches: int
     requests: int  # in them; a document that a batch left without an answer is in a later one again
     saved_usd: float | None  # by their discount; None: unknown
+
+
+class PromptTokens(NamedTuple):
+    """Tokens of prompts, for each call, as the answers count them."""
+
+    histogram: list[dict[str, int | None]]  # `up_to` so many tokens (null: more than the last), and `documents`
+    largest: list[dict[str, str | int]]  # `doc_id` and `prompt_tokens`, the longest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,7 @@ class Report:
     cost_by_lane: list[money.LaneCost] = field(default_factory=list)
     saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0))
     batches: BatchesCreated | None = None  # None: its documents went into none
+    prompt_sizes: PromptTokens | None = None  # None: the rows of the job were not read for this form of the report
 
     @property
     def finished(self) -> int:
@@ -78,6 +86,7 @@ class Report:
         fields["cost_by_lane"] = money.as_json(self.cost_by_lane)
         fields["saved"] = self.saved._asdict()
         fields["batches"] = None if self.batches is None else self.batches._asdict()
+        fields["prompt_sizes"] = None if self.prompt_sizes is None else self.prompt_sizes._asdict()
         return fields
 
 
@@ -91,6 +100,7 @@ def build(
     moves: Iterable[LaneMove] = (),
     lanes: Sequence[LaneCounts] = (),
     created: tuple[int, int] = (0, 0),
+    sizes: PromptSizes | None = None,
 ) -> Report:
     """SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw; ``created`` is how many batches
     providers took, with how many requests.
@@ -138,4 +148,12 @@ def build(
         cost_by_lane=by_lane,
         saved=saved,
         batches=BatchesCreated(*created, saved.batch_discount_usd) if created[0] or packs(lane) else None,
+        prompt_sizes=None if sizes is None else _prompt_tokens(sizes),
+    )
+
+
+def _prompt_tokens(sizes: PromptSizes) -> PromptTokens:
+    return PromptTokens(
+        [{"up_to": up_to, "documents": number} for up_to, number in sizes.histogram],
+        [{"doc_id": doc_id, "prompt_tokens": tokens} for doc_id, tokens in sizes.largest],
     )

@@ -20,6 +20,10 @@ FIXES: Final[Mapping[str, str]] = {
     "(dlq replay --set model=…)",
     "request_too_large": "cut the columns that are long (--truncate), or send less with each document",
     "content_filter": "the provider's policy refuses them: reword the prompt, or name another model (--fallback)",
+    "schema_mismatch": "the answers are no JSON that the schema takes: say in the prompt which JSON is wanted, ask for it "
+    "(--response-format), correct the schema, or name another model",
+    "prompt_too_long": "the prompt is longer than max_prompt_tokens: cut the columns that are long (--truncate), or raise "
+    "--max-prompt-tokens",
     "answer_cut": "answers end before they are whole: raise max_tokens (--param max_tokens=…), or ask for shorter ones",
     "empty_answer": "answers have no text: raise max_tokens where the model thinks first, or name another model",
     "invalid_result": "the job's own hook refuses the answers: correct the prompt or the hook",

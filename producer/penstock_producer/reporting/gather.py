@@ -22,9 +22,10 @@ def gathered(
     stats: Mapping[str, int],
     seconds: float | None = None,
     counts: Counts | None = None,
+    sizes: bool = False,
 ) -> Report:
-    """``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work where they were
-    measured, ``counts`` where they were read just now."""
+    """``sizes``: how long prompts were, for which every row of the job is read. ``stats``: the counters of the job in Redis;
+    empty where it does not run. ``seconds`` of work where they were measured, ``counts`` where they were read just now."""
     outcomes = OutcomeStore(database)
     with database.one_read():
         return build(
@@ -36,4 +37,5 @@ def gathered(
             moves=LaneMoves(database).of(job.job_id) if job.moves else [],
             lanes=outcomes.by_lane(job.job_id),
             created=BatchFigures(database).created(job.job_id),
+            sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
         )

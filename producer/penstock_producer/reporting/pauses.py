@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock_producer.prices.spent_budget import tenant_fix
+from penstock_producer.reporting.advice import Advice, advice_for, as_flag
 from penstock_producer.reporting.text import duration
 
 __all__ = ["ends_by_itself", "pause_lines"]
@@ -27,8 +28,14 @@ def pause_lines(job: Job, option: str, now: float | None = None) -> list[str]:
     if (fix := tenant_fix(job.reason)) is not None:  # resumed by hand it would find no room again
         return [f"it goes on by itself once its tenant has a larger budget:  {fix}{option}"]
     command = f"penstock resume {shlex.quote(job.job_key)}{option}"
+    if (found := advice_for(job.pause)) and job.resume_at is None:
+        return [*(f"what to do: {one.text}{_flag(one)}" for one in found), f"to go on:  {command}"]
     if job.resume_at is None:
         return [f"it waits for a person: remove the reason, then:  {command}"]
     left = max(0.0, job.resume_at - (time.time() if now is None else now))
     at = time.strftime("%H:%M:%S", time.localtime(job.resume_at))
     return [f"it goes on by itself at {at} (in {duration(left)}); to go on now:  {command}"]
+
+
+def _flag(one: Advice) -> str:
+    return "" if one.action is None else f" (repeat the command with {as_flag(one.action)})"

@@ -19,6 +19,7 @@ __all__ = [
     "made_with_line",
     "milliseconds",
     "moment",
+    "prompts_lines",
     "reasons_of",
     "saved_line",
     "saved_rows",
@@ -26,9 +27,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock_producer.reporting.account import BatchesCreated, Report
+    from penstock_producer.reporting.account import BatchesCreated, PromptTokens, Report
     from penstock_producer.reporting.money import LaneCost, Saved
 
+OUTLIER = 8  # times the bound that half of the documents keep: a prompt that is longer is named
 REASONS_SHOWN = 30  # on a page; the others are counted together
 REASON_CHARS = 120
 
@@ -73,6 +75,33 @@ def twice_line(report: Report) -> Iterator[str]:
             f"{count(report.answered_twice)} documents were answered twice, as the job has changed its lane: "
             f"{usd(report.twice_cost_usd)} of the cost"
         )
+
+
+def prompts_lines(sizes: PromptTokens | None) -> Iterator[str]:
+    """How long prompts were, and which documents are far from the others."""
+    documents = 0 if sizes is None else sum(int(one["documents"] or 0) for one in sizes.histogram)
+    if sizes is None or not documents:
+        return
+    half, most = (_within(sizes, documents, share) for share in (0.5, 0.99))
+    yield f"prompts of {_tokens(half)} in half of the documents, {_tokens(most)} in 99 %"
+    far = [one for one in sizes.largest if half is not None and int(one["prompt_tokens"]) > OUTLIER * half]
+    if far:
+        named = ", ".join(f"{one_line(str(one['doc_id']), 60)} ({count(int(one['prompt_tokens']))})" for one in far)
+        yield f"the longest prompts: {named} tokens; --max-prompt-tokens keeps such documents from being sent"
+
+
+def _within(sizes: PromptTokens, documents: int, share: float) -> int | None:
+    """The bound within which so many of the documents are; None where that is the last of all."""
+    seen = 0
+    for one in sizes.histogram:
+        seen += int(one["documents"] or 0)
+        if seen >= share * documents:
+            return one["up_to"]
+    return None
+
+
+def _tokens(bound: int | None) -> str:
+    return "any number of tokens" if bound is None else f"at most {count(bound)} tokens"
 
 
 def batches_line(created: BatchesCreated | None) -> Iterator[str]:

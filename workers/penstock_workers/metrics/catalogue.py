@@ -10,6 +10,7 @@ from penstock_workers.metrics.samples import Metric
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 STORE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
+PROMPT_SIZES = (64.0, 256.0, 1_024.0, 4_096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0)
 GROUP_ITEMS = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0)
 
 
@@ -61,6 +62,10 @@ COST = _worker(
 CALL_SECONDS = Metric(
     "penstock_call_seconds", "histogram", "Time from sending a request to its complete answer, of finished items.",
     ("lane",), "seconds", bounds=SECONDS,
+)  # fmt: skip
+PROMPT_TOKENS = Metric(
+    "penstock_prompt_tokens", "histogram", "Tokens of the prompt of finished items, for each call.", ("lane",), "tokens",
+    bounds=PROMPT_SIZES,
 )  # fmt: skip
 
 # -- the worker ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0016"
-down_revision = "0014"
+down_revision = "0015"
 
 NAMES = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 COUNTED = ("tallies", "lane_tallies", "paid_beside", "batch_remainders")

@@ -20,6 +20,7 @@ from penstock_producer.reporting.words import (
     made_with_line,
     milliseconds,
     moment,
+    prompts_lines,
     reasons_of,
     saved_rows,
     twice_line,
@@ -142,6 +143,7 @@ def _effort(report: Report) -> list[Any]:
         *reused_lines(report.deduplicated, report.cached),
         *([] if retried is None else [retried]),
         *twice_line(report),
+        *prompts_lines(report.prompt_sizes),
         *dict.fromkeys(map(made_with_line, report.made_with)),
         *changes(report.rows_cut, report.tokens_saved),
     ]

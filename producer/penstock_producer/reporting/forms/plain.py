@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 from penstock_producer.reporting.changes import changes
 from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import asked_again, count, duration, percent, rate, safe, usd
-from penstock_producer.reporting.words import batches_line, lane_lines, made_with_line, saved_line, twice_line
+from penstock_producer.reporting.words import (
+    batches_line,
+    lane_lines,
+    made_with_line,
+    prompts_lines,
+    saved_line,
+    twice_line,
+)
 
 if TYPE_CHECKING:
     from penstock_producer.reporting.account import Report
@@ -49,6 +56,7 @@ def effort(report: Report) -> list[str]:
         *saved_line(report.saved),
         *([] if retried is None else [retried]),
         *twice_line(report),
+        *prompts_lines(report.prompt_sizes),
         *dict.fromkeys(map(made_with_line, report.made_with)),
         *changes(report.rows_cut, report.tokens_saved),
     ]

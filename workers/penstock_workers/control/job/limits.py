@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from penstock_ledger import Account, JobSeen, OutcomeStore, RedisLedger, TenantAccount, month_of, tenant_of_job
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.pause import PausedBy
 from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prices.spent_budget import (
@@ -23,7 +24,7 @@ from penstock_workers.control.job.job_states import JobStates
 QUIET_S: Final = 10.0
 """With nothing under way and a document that the rest does not pay for, others in the queue are waited for so long."""
 ENDED_S: Final = 5.0
-"""Between two looks whether a job that is paused by its budget has all its outcomes by now."""
+"""Between two looks whether a job that is paused by its budget or its stop-loss has all its outcomes by now."""
 RETURNED: Final = 2
 """So many times the documents that the room pays for go back to the queue: while they are there, other calls end."""
 TRIED: Final = 10
@@ -68,7 +69,7 @@ class JobLimits:
         self._quiet_since: dict[str, float] = {}  # monotonic
         self._ended_at: dict[
             str, float
-        ] = {}  # monotonic times of the latest looks at jobs that are paused by their budget
+        ] = {}  # monotonic times of the latest looks at paused jobs that may have all their outcomes
 
     def stop(self, job: Job, spec: JobSpec, seen: JobSeen) -> bool:
         """Whether the job is past a limit, and therefore stopped in this round."""
@@ -112,9 +113,12 @@ class JobLimits:
         return number
 
     def go_on_if_done(self, job: Job) -> bool:
-        """Let a job end that is paused by its budget, where what was under way has given it all its outcomes."""
+        """Let a job end that is paused by its budget or its stop-loss, where what was under way has given it all its outcomes."""
         now = time.monotonic()
-        if not is_budget_spent(job.reason) or now - self._ended_at.get(job.job_id, -ENDED_S) < ENDED_S:
+        if (
+            not (is_budget_spent(job.reason) or _is_stop_loss(job))
+            or now - self._ended_at.get(job.job_id, -ENDED_S) < ENDED_S
+        ):
             return False
         self._ended_at[job.job_id] = now
         return self._has_all(job) and self._states.move(job, JobState.RUNNING, None)
@@ -191,6 +195,10 @@ class JobLimits:
         """Documents without an outcome; None where their number is not known yet."""
         counts = self._outcomes.counts(job.job_id)
         return None if job.total is None else max(0, job.total - counts.succeeded - counts.dead)
+
+
+def _is_stop_loss(job: Job) -> bool:
+    return job.pause is not None and job.pause.by is PausedBy.STOP_LOSS
 
 
 def _bound_of(account: Account, budget_usd: float | None) -> _Bound | None:

@@ -61,6 +61,7 @@ FATES: Mapping[str, Fate] = {
     "forbidden": RETRY_ONCE,  # 403: this document, model or project; firewalls err once in a while
     "foreign_page": RETRY_ONCE,  # 401 or 402 in HTML: a proxy's, which says nothing about the account
     # Permanent: the request itself is at fault.
+    "prompt_too_long": DEAD,  # above the job's max_prompt_tokens, by estimate: nothing was sent
     "bad_request": DEAD,  # 400
     "context_overflow": DEAD,  # 400 `context_length_exceeded`
     "not_found": DEAD,  # 404: the model or the route

@@ -26,6 +26,7 @@ from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.fates import decide
 from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_of, let_go, to_current_model, turn_of
 from penstock_workers.item.run.job_code import JobCode
+from penstock_workers.item.run.may_cost import too_long
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
 from penstock_workers.item.run.reading.reads import Reads
@@ -150,6 +151,12 @@ class ItemRunner:
         return prepared
 
     async def _first_body(self, attempt: Attempt) -> None:
+        await self._body_to_send(attempt)
+        why = too_long(attempt.body, attempt.job.spec.max_prompt_tokens)
+        if why is not None:
+            raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
+
+    async def _body_to_send(self, attempt: Attempt) -> None:
         spec, attempt.body = attempt.job.spec, attempt.given
         if spec.preprocess or spec.postprocess or spec.response_schema is not None:
             await self.code.ready(attempt)

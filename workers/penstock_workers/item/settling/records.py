@@ -35,6 +35,7 @@ from penstock_workers.item.settling.rows import (
     settled_done,
     settled_retry,
 )
+from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Records:
         self._outcomes = outcomes
         self._hot = hot
         self._made_with = made_with
+        self._stop_loss = StopLoss(jobs, hot)
 
     def write_sql(self, group: Sequence[Settled]) -> None:
         """Results and dead letters in one transaction; then, rarely, the pause of a job."""
@@ -69,7 +71,8 @@ class Records:
         """Completed set, counters, window and delayed set in one script call; then what waits for its job to be resumed."""
         for job_id in pauses_of(group):
             self._hot.set_job_state(job_id, JobState.PAUSED)
-        self._hot.settle(_batch(group, self._without_room(group)))
+        report = self._hot.settle(_batch(group, self._without_room(group)))
+        self._stop_loss.look(group, report.lately)
         if answered := _answered(group):
             self._hot.tell_answered(answered)
         for job_id, raws in _parked(group).items():
@@ -105,10 +108,12 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
             case Done(result):
                 done.append(settled_done(attempt, result))
             case Dead(letter):
-                dead.append(settled_dead(attempt, letter))
+                dead.append(settled_dead(attempt, letter, refused_first=is_refused_first(attempt, outcome)))
             case Retry():
                 queue = outcome.to or attempt.delivery.queue
-                retries.append(settled_retry(attempt, outcome, keys.lane_queue(queue) if queue in full else queue))
+                queue = keys.lane_queue(queue) if queue in full else queue
+                refused_first = is_refused_first(attempt, outcome)
+                retries.append(settled_retry(attempt, outcome, queue, refused_first=refused_first))
             case Released(crashed=True):
                 crashed.append(SettledCrash(attempt.key, reason_of(outcome)))
             case Released() | Parked() if attempt.begun:

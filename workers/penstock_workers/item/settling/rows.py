@@ -72,7 +72,7 @@ def settled_done(attempt: Attempt, result: Result) -> SettledDone:
     )
 
 
-def settled_dead(attempt: Attempt, letter: DeadLetter) -> SettledDead:
+def settled_dead(attempt: Attempt, letter: DeadLetter, *, refused_first: bool) -> SettledDead:
     return SettledDead(
         key=attempt.key,
         buckets=attempt.job.buckets,
@@ -81,11 +81,12 @@ def settled_dead(attempt: Attempt, letter: DeadLetter) -> SettledDead:
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,
         calls=attempt.calls,
+        refused_first=refused_first,
         has_budget=has_budget(attempt.job),
     )
 
 
-def settled_retry(attempt: Attempt, retry: Retry, queue: str) -> SettledRetry:
+def settled_retry(attempt: Attempt, retry: Retry, queue: str, *, refused_first: bool) -> SettledRetry:
     return SettledRetry(
         key=attempt.key,
         buckets=attempt.job.buckets,
@@ -100,6 +101,7 @@ def settled_retry(attempt: Attempt, retry: Retry, queue: str) -> SettledRetry:
         cost_microusd=attempt.spent.cost_microusd,
         calls=attempt.calls,
         has_budget=has_budget(attempt.job),
+        refused_first=refused_first,
     )
 
 

@@ -42,6 +42,7 @@ class OutcomeTally:
         self._engine_cost = 0
         self._asked_again = Counter(dict.fromkeys(AGAIN, 0))
         self._call_seconds = Spread(catalogue.CALL_SECONDS.bounds)
+        self._prompt_tokens = Spread(catalogue.PROMPT_TOKENS.bounds)
         self._group_items = Spread(catalogue.COMMIT_ITEMS.bounds)
         self._store_seconds = {store: Spread(catalogue.STORE.bounds) for store in ("SQL", "Redis")}
 
@@ -54,6 +55,8 @@ class OutcomeTally:
             self.items[OUTCOMES[type(outcome)]] += 1
             if not isinstance(attempt, Attempt):
                 continue  # no call was made for it
+            if isinstance(outcome, Done | Dead) and attempt.calls and attempt.spent.prompt_tokens:
+                self._prompt_tokens.add(attempt.spent.prompt_tokens / attempt.calls)
             if isinstance(outcome, Done):
                 self._pay(attempt)
                 if outcome.result.reason is None:
@@ -120,6 +123,7 @@ class OutcomeTally:
         for provider, microusd in tuple(self._cost.items()):
             yield catalogue.COST(microusd / MICROUSD, lane, provider)
         yield catalogue.CALL_SECONDS(self._call_seconds, lane)
+        yield catalogue.PROMPT_TOKENS(self._prompt_tokens, lane)
         yield catalogue.COMMIT_ITEMS(self._group_items, lane)
         for store, seconds in self._store_seconds.items():
             yield catalogue.STORE(seconds, lane, store.lower())

@@ -13,9 +13,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from penstock_ledger import (
+    BatchState,
     Database,
     FeedLost,
     JobState,
@@ -29,15 +31,17 @@ from penstock_ledger import (
     RemainderStore,
     Waiting,
 )
-from penstock_ledger.model import Feed, Job
+from penstock_ledger.model import Feed, FeedKind, Job
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.job.lanes import AUTO, packs
+from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import full_jitter
 from penstock_workers.errors import WorkerError
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.lanes.batch.journey import Journey
 from penstock_workers.lanes.batch.led_batch import Surroundings
 from penstock_workers.lanes.batch.packing.packer import REQUESTS_MAX, Stopped
+from penstock_workers.lanes.batch.packing.window import OPEN_MAX
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.standing import Standing
 from penstock_workers.settings import WorkerSettings
@@ -50,6 +54,15 @@ REMAINDERS_WAIT_S: Final = 20.0  # for more of them, where other batches are und
 SWEEP_EACH_S: Final = 3_600.0  # of the folder of packed files: what batches that are over have left there
 FREE_EACH_S: Final = 5.0  # a walk takes some milliseconds of the loop
 STUCK_S: Final = 600.0  # of one round: packing takes minutes at most
+
+
+class FirstBatch(Enum):
+    """Where a job is with the small batch that large jobs begin with."""
+
+    NEXT = "next"
+    WAITED_FOR = "waited for"  # its answers are not judged yet
+    NONE = "none"  # it is judged, or the job has none
+
 
 Providers = Callable[[str], BatchProvider]  # by name; raises WorkerError
 
@@ -250,13 +263,34 @@ class Leader:
                 return
             if await self._around.jobs.look_again(job.job_id) is not Standing.RUNS:
                 return  # packing takes its time, and a person need not wait for all of it
+            first = await asyncio.to_thread(self._first_batch, job, spec, feed)
+            if first is FirstBatch.WAITED_FOR:
+                return
+            most = self._settings.batch.first_requests if first is FirstBatch.NEXT else None
             async with self._around.packing:
-                after, packed = await asyncio.to_thread(self._around.packer.pack_feed, job, spec, feed, provider)
+                after, packed = await asyncio.to_thread(self._around.packer.pack_feed, job, spec, feed, provider, most)
             self._turned_at = time.monotonic()
             await self._packed(job, packed)
             if after == feed:
                 return  # an open job that has no more documents now
             feed = after
+
+    def _first_batch(self, job: Job, spec: JobSpec, feed: Feed) -> FirstBatch:
+        """In a thread: whether a small batch comes first, or is waited for."""
+        settings, now = self._settings.batch, time.time()
+        ends_at = None if spec.deadline_s is None else job.created_at + spec.deadline_s
+        if job.total is None or job.total < settings.first_from or not settings.first_requests:
+            return FirstBatch.NONE
+        if spec.stop_at_share is None or feed.kind is not FeedKind.SOURCE:
+            return FirstBatch.NONE
+        if ends_at is not None and ends_at - now < settings.first_deadline_s:
+            return FirstBatch.NONE
+        if not feed.cursor:
+            return FirstBatch.NEXT
+        first = [one for one in self._around.store.of_job(job.job_id, OPEN_MAX) if one.cursor_before == {}]
+        is_small = all(one.requests <= settings.first_requests for one in first)
+        is_open = any(one.state is not BatchState.SETTLED for one in first)
+        return FirstBatch.WAITED_FOR if is_small and is_open else FirstBatch.NONE
 
     async def _pack_remainders(self, job: Job, feed: Feed, waiting: Waiting) -> None:
         """Once they fill a batch, have waited for a while, or nothing else is under way that could add to them."""

@@ -27,6 +27,7 @@ from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
 from penstock_workers.item.settling.made_with import MadeWithNotes
 from penstock_workers.item.settling.records import pauses_of
 from penstock_workers.item.settling.rows import reason_of
+from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
 
 
 class BatchAttempt(Attempt, kw_only=True, eq=False):
@@ -46,6 +47,7 @@ class BatchRecords:
         self._batches = batches
         self._hot = hot
         self._made_with = made_with
+        self._stop_loss = StopLoss(jobs, hot)
 
     def write_sql(self, group: Sequence[Settled]) -> None:
         if any(isinstance(outcome, Done) for _, outcome in group):
@@ -77,10 +79,12 @@ class BatchRecords:
                 )
             elif isinstance(outcome, Dead):
                 reason = outcome.letter.reason
-                dead.append(SettledDead(attempt.key, attempt.job.buckets, reason, *used, calls=attempt.calls_in_all))
+                refused = is_refused_first(attempt, outcome)
+                dead.append(SettledDead(attempt.key, attempt.job.buckets, reason, *used, attempt.calls_in_all, refused))
             elif isinstance(outcome, Retry):
-                again.append(SettledCrash(attempt.key, reason_of(outcome)))
-        self._hot.settle(SettleBatch(done, dead, tried_again=again))
+                again.append(SettledCrash(attempt.key, reason_of(outcome), is_refused_first(attempt, outcome)))
+        report = self._hot.settle(SettleBatch(done, dead, tried_again=again))
+        self._stop_loss.look(group, report.lately)
 
 
 class NoQueue:

@@ -16,6 +16,12 @@ class BatchSettings(LaneSettings):
     """The `batch` lane: where packed files lie, and how much a worker takes on."""
 
     folder: Path = DEFAULT_FOLDER  # packed files until their batches are settled; lost ones are packed again
+    # A large job's first batch is a small one, and the rest is packed once its answers are judged: a job whose answers miss their
+    # schema then costs so many requests. 0: all batches are full. It takes the time that the provider has for a batch, so a job
+    # whose deadline is nearer than `first_deadline_s` has none, and does not wait for one any longer.
+    first_requests: Annotated[int, Field(ge=0, le=100_000)] = 200
+    first_from: Annotated[int, Field(ge=1)] = 5_000  # documents of a job that is large
+    first_deadline_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = 48 * 3_600.0
     packed_ahead: Annotated[int, Field(ge=1, le=100)] = 3  # batches that are packed and wait to be created
     led_max: Annotated[int, Field(ge=1, le=10_000)] = 500  # batches that one worker watches
     # After a create without an answer: for so long the provider's list is not believed when it does not have the batch.

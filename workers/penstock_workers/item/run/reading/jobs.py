@@ -83,13 +83,14 @@ def read_job(jobs: JobStore, settings: WorkerSettings, tenants: TenantBudgets | 
             spec = spec.model_copy(update={"lane": settings.lane})
         flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
         tenant_usd = None if tenants is None else tenants.of(spec.tenant)
+        awaited = bool(job.source.get(AWAITED))
         view = None
         for one in reversed([*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]):
             view = JobView(
-                job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, fallback=view, tenant_usd=tenant_usd
+                job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, fallback=view, awaited=awaited,
+                tenant_usd=tenant_usd,
             )  # fmt: skip
         reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
-        awaited = bool(job.source.get(AWAITED))
         return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view, awaited, tenant_usd, endpoint)
 
     return read

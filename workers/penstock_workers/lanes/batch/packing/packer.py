@@ -64,15 +64,21 @@ class Packer:
         self._lease_s = settings.visibility_timeout_s
         self.stopped = threading.Event()
 
-    def pack_feed(self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider) -> tuple[Feed, int]:
-        """Pack the next window of a feed that this process leads; returns the feed behind it, and how many batches it became.
+    def pack_feed(
+        self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None = None
+    ) -> tuple[Feed, int]:
+        """Pack the next window of a feed that this process leads, ``most`` documents in a batch at most; returns the feed behind
+        it, and how many batches it became.
 
         Raises SourceChanged, SourceUnavailable, FeedLost, Stopped, OSError and errors of the database.
         """
         source = source_of(self._database, job, feed, self._settings, spec)
         if feed.kind is FeedKind.SPOOL:
             return self._move_spool(feed, source), 0
-        window = Window(self._folder, provider, self._terms(spec, feed))
+        terms = self._terms(spec, feed)
+        window = Window(
+            self._folder, provider, replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max))
+        )
         try:
             cursor, exhausted = self._fill(window, feed, source, has_moved=job.moves > 0)
             packed = [batch for batch, _ in window.close(feed.cursor, cursor)]
@@ -183,6 +189,7 @@ class Packer:
             spec.model if is_one_model else None,
             min(spec.batch_max_requests or REQUESTS_MAX, REQUESTS_MAX),
             provider.batch_enqueued_tokens,
+            spec.max_prompt_tokens,
             provider.prices_of,
         )
 

@@ -18,7 +18,7 @@ from penstock_producer.feed.routes import model_of
 from penstock_producer.prices.token_prices import ModelPrices
 from penstock_producer.rows import Document
 from penstock_ratelimit import Estimator
-from penstock_workers.item.run.may_cost import dearest
+from penstock_workers.item.run.may_cost import dearest, too_long
 from penstock_workers.lanes.batch.packing.custom_ids import custom_id
 from penstock_workers.lanes.batch.packing.packed import PackedDocument, PackedFolder, PackedWriter
 from penstock_workers.lanes.batch.provider import BadLine, BatchProvider, LineTooLong
@@ -43,6 +43,7 @@ class Terms:
     model: str | None  # None: each request names its own
     requests_max: int
     tokens_max: int | None  # that the account may have in batches
+    prompt_tokens_max: int | None  # of one document
     prices_of: Callable[[str | None], ModelPrices | None]  # of a model
 
     def kind_of(self, body: bytes, endpoint: str | None) -> Kind:
@@ -89,6 +90,9 @@ class Window:
         except BadLine as error:
             reason = "request_too_large" if isinstance(error, LineTooLong) else "bad_request"
             self.letters.append(_letter(before, reason, str(error), row))
+            return True
+        if (why := too_long(row.body, self._terms.prompt_tokens_max)) is not None:
+            self.letters.append(_letter(before, "prompt_too_long", why, row))
             return True
         body, kind = row.body, self._terms.kind_of(row.body, row.endpoint)
         tokens = ceil(self._estimator.estimate_prompt(self._terms.job_id, len(body)))

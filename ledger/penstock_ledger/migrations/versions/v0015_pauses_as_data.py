@@ -1,0 +1,22 @@
+"""Why a job is paused, as data beside its reason; and what a person has accepted of a job that a stop-loss has paused.
+
+Processes of the release before write `reason` alone, and go on: see `penstock_ledger/pause.py` for how that is noticed.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0015"
+down_revision = "0014"
+
+
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("pause", sa.Text()))
+    op.add_column("jobs", sa.Column("stop_accepted", sa.Text()))
+
+
+def downgrade() -> None:
+    op.drop_column("jobs", "stop_accepted")
+    op.drop_column("jobs", "pause")
