@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.files import STDOUT, write_lines
+from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_producer.reporting.course import course_of
 from penstock_producer.reporting.forms.plain import plain_text
 from penstock_producer.reporting.text import argument
@@ -54,7 +55,7 @@ def put(ledger: Books, job: Job, report: Report, form: Form, output: str | None)
         show(report, console(), dlq_command=command, advice=report.advice)
         return None
     place = STDOUT if output is None else output
-    write_lines(place, [_written(ledger, job, report, form, command).encode("utf-8", "backslashreplace")])
+    write_lines(place, [replace_surrogates(_written(ledger, job, report, form, command)).encode()])
     return None if place == STDOUT else f"the report is in {place}"
 
 

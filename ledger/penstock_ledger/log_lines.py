@@ -8,6 +8,7 @@ import sys
 from types import TracebackType
 from typing import Any, Final
 
+from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_ledger.redaction import redact
 
 __all__ = ["LineFormatter", "log_to_stderr", "make_safe", "one_line", "several_lines"]
@@ -23,9 +24,8 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 
 
 def one_line(text: str) -> str:
-    """``text`` with every control character as an escape, newlines too; lone surrogates likewise."""
-    escaped = _CONTROL.sub(lambda match: _escape(match[0]), text)
-    return escaped.encode("utf-8", "backslashreplace").decode("utf-8")
+    """Return ``text`` with every control character as an escape, newlines too, and U+FFFD for lone surrogates."""
+    return replace_surrogates(_CONTROL.sub(lambda match: _escape(match[0]), text))
 
 
 def several_lines(text: str) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-import orjson
 from msgspec import Struct
 
+from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.pause import Accepted, Pause
 
 __all__ = [
@@ -183,7 +183,7 @@ class Result(Struct, frozen=True):
 
     def json(self) -> Any:
         """The provider's response, parsed: ``result.json()["choices"][0]["message"]["content"]``."""
-        return orjson.loads(self.body)
+        return parse_json(self.body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""Keeps secrets out of everything that is shown, stored, logged or sent on: the one place that knows them.
+"""Keeps secrets out of errors, logs and whatever else is said about the work: the one place that knows them.
 
-Two kinds are known. Values that this process was given (API keys, passwords inside URLs, variables with names such as
+What a model answered is never touched: it belongs to whoever paid for it, and is stored as it came. Two kinds of secrets are
+known. Values that this process was given (API keys, passwords inside URLs, variables with names such as
 ``…_TOKEN``), which the code that reads them passes to ``remember``; and the shapes of keys that providers hand out, wherever
 they come from. A text without any costs about a microsecond.
 """
@@ -16,19 +17,23 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 __all__ = [
     "HIDDEN",
-    "hide",
     "is_secret_name",
     "is_secret_option",
     "looks_secret",
     "redact",
     "redact_bytes",
+    "redact_excerpt",
     "remember",
     "remember_url",
     "remember_variables",
 ]
 
 HIDDEN: Final = "[redacted]"
-MIN_CHARS: Final = 6  # a shorter value is part of ordinary words: hiding it would make texts unreadable
+# Local servers take any key, so that people give `x`, `ollama`, `EMPTY` or `placeholder`: hiding those would make every error
+# unreadable and protect nothing. No provider's key is shorter than 16 characters, and no guide for passwords allows fewer than 8.
+MIN_CHARS: Final = 8
+SURE_CHARS: Final = 16  # below it, letters alone are a word and digits alone a number of ordinary texts
+MIN_DIFFERENT: Final = 4  # characters: `xxxxxxxxxxxxxxxxxxxx` and lines of dashes are no secrets
 MAX_VALUES: Final = 500  # forms of values that are remembered; each costs every text one search
 MAX_PATTERN_BYTES: Final = 64 * 1024  # of a body that is searched for shapes; known values are found in all of it
 
@@ -64,11 +69,11 @@ _bytes: tuple[bytes, ...] = ()
 
 
 def remember(*values: str | None) -> None:
-    """From now on these values are hidden, also as JSON and URLs write them. Short ones are left out."""
+    """Hide these values from now on, also as JSON and URLs write them, but for those that can be no secret."""
     global _texts, _bytes
     known = set(_texts)
     for value in values:
-        if value is not None and len(value) >= MIN_CHARS and len(known) < MAX_VALUES:
+        if value is not None and _can_be_secret(value) and len(known) < MAX_VALUES:
             known |= {value, json.dumps(value)[1:-1], value.replace("/", "\\/"), quote(value, safe="")}
     if len(known) != len(_texts):
         _texts = tuple(sorted(known, key=len, reverse=True))
@@ -133,17 +138,29 @@ def redact(text: str, *, cut: bool = False) -> str:
 
 
 def redact_bytes(body: bytes) -> bytes:
-    """The same for a body in any encoding."""
+    """Return a body in any encoding without secrets."""
     for value in _bytes:
-        body = hide(body, value)
+        body = body.replace(value, HIDDEN.encode())
     head = body[:MAX_PATTERN_BYTES].decode("latin-1")  # byte by byte, whatever the encoding
     cleaned = redact(head)
     return body if cleaned == head else cleaned.encode("latin-1") + body[MAX_PATTERN_BYTES:]
 
 
-def hide(body: bytes, value: bytes) -> bytes:
-    """The body without one value, and otherwise as it is."""
-    return body.replace(value, HIDDEN.encode()) if value in body else body
+def redact_excerpt(body: bytes, size: int) -> bytes:
+    """Return the beginning of a body without secrets, and without the beginning of one where it is cut."""
+    head = redact_bytes(body[:size])
+    if len(body) > size:
+        for value in _bytes:
+            for length in range(min(len(value) - 1, len(head)), MIN_CHARS - 1, -1):
+                if head.endswith(value[:length]):
+                    return head[:-length] + HIDDEN.encode()
+    return head
+
+
+def _can_be_secret(value: str) -> bool:
+    if len(value) < MIN_CHARS or len(set(value)) < MIN_DIFFERENT:
+        return False
+    return len(value) >= SURE_CHARS or not (value.isalpha() or value.isdigit())
 
 
 def _without_beginning(text: str) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final, overload
 
-import orjson
 from sqlalchemy import Dialect, Text
 from sqlalchemy.types import TypeDecorator
 
+from penstock_ledger.lone_surrogates import dump_json, replace_surrogates
 from penstock_ledger.model import COUNT_MAX
 
 # Tokens, millionths of a dollar and milliseconds of one document. No real figure comes near (100,000 USD, three years), and
@@ -26,18 +26,15 @@ def storable(text: None) -> None: ...
 @overload
 def storable(text: str | None) -> str | None: ...
 def storable(text: str | None) -> str | None:
-    """``text`` without what PostgreSQL or UTF-8 refuse: NUL becomes U+FFFD, a lone surrogate a question mark."""
+    """Return ``text`` without what PostgreSQL or UTF-8 refuse: a NUL and a lone surrogate become U+FFFD."""
     if text is None or (text.isascii() and "\0" not in text):
         return text
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+    return replace_surrogates(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
 
 
 def json_text(value: Any) -> str:
-    """``value`` as JSON that is storable: its texts, and the names of its fields, have passed ``storable``."""
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError:  # a lone surrogate; anything else is refused again
-        return orjson.dumps(_cleaned(value)).decode()
+    """Return ``value`` as JSON that is storable: a lone surrogate in its texts or names becomes U+FFFD."""
+    return dump_json(value).decode()
 
 
 def bounded_count(number: int) -> int:
@@ -62,13 +59,3 @@ class Words(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return storable(value)
-
-
-def _cleaned(value: Any) -> Any:
-    if isinstance(value, str):
-        return storable(value)
-    if isinstance(value, dict):
-        return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_cleaned(inner) for inner in value]
-    return value

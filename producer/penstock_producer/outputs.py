@@ -24,6 +24,7 @@ __all__ = [
     "OUTPUT_NAME",
     "WrittenFiles",
     "error_line",
+    "on_one_line",
     "output_line",
     "probe_sink",
     "provenance_line",
@@ -106,7 +107,7 @@ def probe_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -
 
 def output_line(result: Result) -> bytes:
     """One line of `output.jsonl`, newline included. One that no call was made for says so under `penstock`."""
-    response = _response(result.status_code, result.request_id, orjson.Fragment(_one_line(result.body)))
+    response = _response(result.status_code, result.request_id, orjson.Fragment(on_one_line(result.body)))
     if result.reason is None:
         return _line(result.key, response=response, error=None)
     return _line(result.key, response=response, error=None, penstock={"cached": True, "from": result.reason})
@@ -119,7 +120,7 @@ def provenance_line(result: Result, made_with: Sequence[MadeWith], spec_digest: 
     if result.reason is not None:
         more |= {"cached": True, "from": result.reason}
     more["made_with"] = [] if result.reason is not None else [one._asdict() for one in made_with]
-    response = _response(result.status_code, result.request_id, orjson.Fragment(_one_line(result.body)))
+    response = _response(result.status_code, result.request_id, orjson.Fragment(on_one_line(result.body)))
     return _line(result.key, response=response, error=None, penstock=more)
 
 
@@ -167,8 +168,8 @@ def _response(status_code: int, request_id: str | None, body: Any) -> dict[str, 
     return {"status_code": status_code, "request_id": request_id, "body": body}
 
 
-def _one_line(body: bytes) -> bytes:
-    """JSON has line ends only between its tokens, where a blank does as well."""
+def on_one_line(body: bytes) -> bytes:
+    """Return JSON without line ends. It has them only between its tokens, where a blank does as well."""
     if b"\n" in body or b"\r" in body:
         return body.replace(b"\n", b" ").replace(b"\r", b" ")
     return body

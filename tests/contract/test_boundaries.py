@@ -36,8 +36,10 @@ MAY_IMPORT = {
 # `__all__` names. (Names in an `__init__` are for everyone, modules here are for Penstock alone.)
 INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
-    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "pause",
-        "redaction", "schedule", "sql.postgres", "vectors"},
+    "penstock_ledger": {
+        "errors", "keys", "lazy_names", "log_lines", "lone_surrogates", "model", "pause", "redaction", "schedule", "sql.postgres",
+        "vectors",
+    },
     "penstock_producer": {
         "accepting.acceptance", "accepting.borders", "accepting.estimates", "accepting.first_rows",
         "accepting.hook_paths",

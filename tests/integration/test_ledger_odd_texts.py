@@ -42,7 +42,7 @@ from penstock_ledger.sql.tables import metadata
 from penstock_ledger.stored_values import FIGURE_MAX, Words
 
 ODD = "nul \0, lone surrogate \ud800, end"
-PLAIN = "nul \N{REPLACEMENT CHARACTER}, lone surrogate ?, end"
+PLAIN = "nul \N{REPLACEMENT CHARACTER}, lone surrogate \N{REPLACEMENT CHARACTER}, end"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -34,7 +34,10 @@ HOOK = 'import os\n\n\ndef tell(item, response):\n    raise RuntimeError(f"\\nER
 
 @contextmanager
 def echo() -> Iterator[str]:
-    """A provider that repeats the key in bodies and headers, as text and as JSON; what it answers is in the prompt."""
+    """A provider that repeats the key in bodies and headers, as text and as JSON; what it answers is in the prompt.
+
+    A good answer repeats it on `echo` alone: such an answer is stored as it came, unless a hook makes a dead letter of it.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -48,7 +51,8 @@ def echo() -> Iterator[str]:
                 "error": {"message": f"{sent} is wrong; so is {SHAPED}\x1b[2J\nERROR forged", "code": sent}
             }
             if status == 200:
-                said = {"choices": [{"message": {"content": f"you are {sent}"}, "finish_reason": "stop"}], "model": "m"}
+                who = sent if "echo" in words else "somebody"
+                said = {"choices": [{"message": {"content": f"you are {who}"}, "finish_reason": "stop"}], "model": "m"}
             body = json.dumps(said).encode()
             self.send_response(status)
             self.send_header("X-Request-Id", sent)
@@ -151,7 +155,7 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, postgres_url: str, monkeypat
         spec = {"lane": "api", "model": "m", "prompt": "{text}", "max_attempts": 2}
         mixed = fleet.producer.submit(source(tmp_path, "mixed", "ok", "400", "500", "ok"), spec, job_key="mixed")
         hooked = fleet.producer.submit(
-            source(tmp_path, "hooked", "ok"), {**spec, "postprocess": "canary_hook:tell"}, job_key="hooked"
+            source(tmp_path, "hooked", "echo"), {**spec, "postprocess": "canary_hook:tell"}, job_key="hooked"
         )
         fleet.wait_for(mixed, JobState.COMPLETED, 60)
         fleet.wait_for(hooked, JobState.COMPLETED, 60)

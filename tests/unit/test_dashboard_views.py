@@ -61,7 +61,7 @@ def counts(succeeded: int = 6, dead: int = 1, after_retry: int = 2) -> Counts:
 
 def test_foreign_text_shows_its_control_characters() -> None:
     """What colours, reorders or ends a line stands there as an escape, and a lone surrogate does not stop the page."""
-    assert shown("\x1b[31m\x00\u202e\ud800 a\nb").head == "\\x1b[31m\\x00\\u202e\\ud800 a\nb"
+    assert shown("\x1b[31m\x00\u202e\ud800 a\nb").head == "\\x1b[31m\\x00\\u202e\ufffd a\nb"
 
 
 def test_long_text_is_cut_and_says_how_much_is_missing() -> None:

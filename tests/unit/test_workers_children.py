@@ -337,7 +337,7 @@ async def test_time_in_which_the_worker_stood_still_is_held_against_no_call() ->
     running_calls = RunningCalls(new_file())
     child = Child(process, running_calls, ChildLimits(500_000_000, LIMIT_S))
     answer: asyncio.Future[ChildReply] = asyncio.get_running_loop().create_future()
-    child._calls[1] = after("blocks"), answer
+    child._calls[1] = one_child._Pending(after("blocks"), answer, child._heard_at)
     open_end = SimpleNamespace(is_closing=lambda: False, write=lambda data: None, close=lambda: None)
     child._writer = cast(asyncio.StreamWriter, open_end)
     child._hello.set_result(None)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
-
 from penstock_gateway.direct.calls import Told
 from penstock_gateway.direct.fields import CHAT, checked_body, invalid
 from penstock_gateway.direct.told import refused_for_letter
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
+from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import Result
 
 __all__ = ["batch_answer", "bodies_of"]
@@ -79,7 +78,7 @@ def _output(at: int, told: Told) -> dict[str, Any]:
 
 def _read(body: bytes) -> dict[str, Any]:
     """Of the first choice: where the provider's answer has another form, its text is missing and no error is made of that."""
-    found = orjson.loads(body)
+    found = parse_json(body)
     choices = found.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     message = choice.get("message")

@@ -14,6 +14,7 @@ from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.shown import report_of
 from penstock_gateway.jobs.sources import reading
 from penstock_ledger import OutcomeStore
+from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_ledger.model import Job
 from penstock_producer.reporting.course import course_of
 from penstock_producer.reporting.forms.markdown import markdown
@@ -83,7 +84,7 @@ def _written(backend: Backend, job: Job, form: Form) -> bytes:
     else:
         course, write = course_of(OutcomeStore(backend.database), job), markdown if form == "markdown" else page
         text = write(found, course, dlq_command=command, now=time.time())
-    return text.encode("utf-8", "backslashreplace")
+    return replace_surrogates(text).encode()
 
 
 def _accepted(header: str) -> Form:

@@ -16,6 +16,7 @@ from penstock_gateway.batches.specs import input_path, spec_of_batch
 from penstock_gateway.refused import Refused
 from penstock_ledger import DoorBatch, DoorBatchState, JobNotFound, JobStore, OutcomeStore
 from penstock_ledger.model import DeadLetter, Job, JobState, Result
+from penstock_producer.outputs import on_one_line
 from penstock_producer.sources import Document, open_source
 
 __all__ = ["result_lines"]
@@ -49,7 +50,9 @@ def _not_reached(backend: Backend, batch: DoorBatch, job: Job) -> Iterator[bytes
 
 def _line(batch: DoorBatch, job: Job, outcome: Result | DeadLetter) -> bytes:
     if isinstance(outcome, Result):
-        return _written(outcome.key.doc_id, {"type": "succeeded", "message": orjson.Fragment(outcome.body)})
+        return _written(
+            outcome.key.doc_id, {"type": "succeeded", "message": orjson.Fragment(on_one_line(outcome.body))}
+        )
     if outcome.reason in (CANCELLED, DEADLINE):
         late = DoorBatchState.CANCELLING not in batch.times and ended_by_deadline(job)
         return _written(outcome.key.doc_id, {"type": "expired" if late else "canceled"})

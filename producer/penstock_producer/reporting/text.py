@@ -10,7 +10,7 @@ __all__ = ["argument", "asked_again", "count", "counted", "duration", "one_line"
 def safe(text: str) -> str:
     """Foreign text (a provider's, a document's) with its control characters shown as escapes.
 
-    Tabs and newlines stay. Lone surrogates, which no terminal encoding takes, become escapes as well.
+    Tabs and newlines stay. Lone surrogates, which no terminal encoding takes, become U+FFFD.
     """
     from penstock_ledger.log_lines import several_lines  # here, since the package brings SQLAlchemy with it
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
 from penstock_producer.texts_in_bodies import answer_text
 
@@ -25,11 +26,11 @@ def parsed(body: bytes | str | None) -> Any:
     if not body:
         return None
     try:
-        return orjson.loads(body)
+        return parse_json(body)
     except orjson.JSONDecodeError:
         pass
     try:
-        return json.loads(body)  # which takes NaN, and halves of surrogate pairs
+        return json.loads(body)  # which takes NaN
     except (ValueError, RecursionError):
         return None
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_producer.tables.columns import Column, Row
 
 __all__ = ["csv_header", "csv_lines", "csv_rows", "vector_text"]
@@ -39,7 +40,7 @@ def csv_rows(rows: Iterable[Row], *, escape_formulas: bool = False) -> Iterator[
 
 
 def _line(values: Sequence[Any], escape: bool) -> bytes:
-    return (",".join([_cell(value, escape) for value in values]) + "\r\n").encode("utf-8", "replace")
+    return replace_surrogates(",".join([_cell(value, escape) for value in values]) + "\r\n").encode()
 
 
 def _cell(value: Any, escape: bool) -> str:

@@ -19,7 +19,7 @@ from enum import Enum
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,6 +31,8 @@ from penstock_workers.children.protocol import (
     Check,
     ChildCall,
     ChildReply,
+    Infer,
+    Missing,
     Ping,
     Postprocess,
     Preprocess,
@@ -51,6 +53,11 @@ PING_S = 5.0
 SILENT_S = 65.0  # without an answer although it has calls: longer than a hook may take
 HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
 CHECK_S = 5.0  # one check of an answer against a schema; a usual one takes well under a millisecond
+# For a call to be answered, in which its child is alive and answers pings. All that a call may wait for has a limit of its own,
+# so that only a call which its child has forgotten meets this one.
+IMPORT_S = 600.0  # twice what one import may take: a second job's may stand before it
+TURNS = 17  # of calls: a full child has 64, and plain hooks share four threads
+LANE_S = 900.0  # beside the time limit of a request: its lane is opened for it
 IDLE_S = 60.0  # a child that has had no call for so long is ended: to free its memory
 PROGRAM = "penstock_workers.in_child.serve"
 
@@ -93,6 +100,20 @@ class ChildLimits:
             return self.check_s
         return self.hook_s if isinstance(call, (Preprocess, Postprocess)) else SILENT_S
 
+    def answer_s(self, call: ChildCall) -> float:
+        """Seconds after which a call that its child has not answered counts as stuck."""
+        if isinstance(call, Infer):
+            return call.timeout_s + LANE_S
+        return IMPORT_S + TURNS * max(self.hook_s, self.check_s)
+
+
+class _Pending(NamedTuple):
+    """A call that its child has not answered."""
+
+    call: ChildCall
+    future: asyncio.Future[ChildReply]
+    asked_at: float
+
 
 class Child:
     """Used on one event loop. Its caller bounds the number of calls."""
@@ -104,7 +125,8 @@ class Child:
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._numbers = count(HELLO + 1)
-        self._calls: dict[int, tuple[ChildCall, asyncio.Future[ChildReply]]] = {}
+        self._calls: dict[int, _Pending] = {}
+        self._stood_still_s = 0.0  # in which this process did not run: what its child did then is not known
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard_at = self._pinged_at = monotonic()
         self._on_loop: tuple[tuple[int, int], float] = (
@@ -141,7 +163,7 @@ class Child:
         future: asyncio.Future[ChildReply] = asyncio.get_running_loop().create_future()
         if not self._calls:
             self._heard_at = monotonic()  # an idle child is silent
-        self._calls[number] = call, future
+        self._calls[number] = _Pending(call, future, monotonic() - self._stood_still_s)
         self._has_calls.set()
         try:
             answer = await future
@@ -151,7 +173,7 @@ class Child:
             raise
         finally:
             self._end_if_retired()
-        if isinstance(answer, CallFault) and answer.hangs:
+        if isinstance(answer, CallFault | Missing) and answer.hangs:
             self.retired = True  # one of its threads hangs, and ends only with the process
             self._end_if_retired()
         return answer
@@ -205,9 +227,9 @@ class Child:
                     if not self._hello.done():
                         self._hello.set_result(None)
                     continue
-                _, future = self._calls.pop(said.number, (None, None))
-                if future is not None and not future.done():
-                    future.set_result(said.what)
+                pending = self._calls.pop(said.number, None)
+                if pending is not None and not pending.future.done():
+                    pending.future.set_result(said.what)
         except (asyncio.IncompleteReadError, OSError, ValueError, msgspec.MsgspecError):
             self._lose(LossCause.DIED)  # unreadable data counts as a death: what follows it cannot be read, either
 
@@ -233,6 +255,7 @@ class Child:
             mark, since = self._on_loop
             self._on_loop = mark, since + stood_still_s
             self._heard_at += stood_still_s
+            self._stood_still_s += stood_still_s
 
     def _look(self, now: float) -> None:
         if self._process.returncode is not None:  # processes that it started may keep its socket open
@@ -243,10 +266,12 @@ class Child:
         mark = self._running_calls.on_loop()
         if mark != self._on_loop[0]:
             self._on_loop = mark, now
-        call, _ = self._calls.get(mark[0], (None, None))
+        running = self._calls.get(mark[0])
         held_s = now - self._on_loop[1] if mark[0] else 0.0
-        if held_s > self._limits.of(call):
+        if held_s > self._limits.of(None if running is None else running.call):
             self._lose(LossCause.STUCK, {mark[0]})
+        elif overdue := self._overdue(now):
+            self._lose(LossCause.STUCK, overdue)
         elif now - self._heard_at > SILENT_S:
             self._lose(LossCause.STUCK)
         elif _resident(self._process.pid) > self._limits.memory_bytes:
@@ -254,6 +279,13 @@ class Child:
         elif now - self._pinged_at > PING_S:
             self._pinged_at = now
             self._send(next(self._numbers), Ping())
+
+    def _overdue(self, now: float) -> set[int]:
+        """Return the calls that had no answer for longer than any of them may take."""
+        ran = now - self._stood_still_s
+        return {
+            number for number, each in self._calls.items() if ran - each.asked_at > self._limits.answer_s(each.call)
+        }
 
     def _lose(self, cause: LossCause, culprits: set[int] | None = None) -> None:
         """Kill the child and fail its pending calls. ``culprits`` None: the calls that were running."""
@@ -272,9 +304,9 @@ class Child:
         if not self._hello.done():
             self._hello.set_exception(ChildLost(cause, Involvement.MAYBE))
         calls, self._calls = self._calls, {}
-        for number, (_, future) in calls.items():
-            if not future.done():
-                future.set_exception(ChildLost(cause, _involvement(number, running, len(calls))))
+        for number, pending in calls.items():
+            if not pending.future.done():
+                pending.future.set_exception(ChildLost(cause, _involvement(number, running, len(calls))))
 
     def _end_if_retired(self) -> None:
         if self.retired and not self._calls:

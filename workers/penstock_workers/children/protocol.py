@@ -6,10 +6,11 @@ A call has a number; its answer carries the same one. Children answer in any ord
 from __future__ import annotations
 
 from asyncio import StreamReader
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 
 LENGTH_BYTES: Final = 4
@@ -67,6 +68,7 @@ class Infer(ChildMessage, frozen=True):
 
     doc_id: str
     request: bytes  # ``item.lane.Request`` as msgpack
+    timeout_s: float  # of the request: its lane ends it then
 
 
 class Fine(ChildMessage, frozen=True):
@@ -100,6 +102,7 @@ class Missing(ChildMessage, frozen=True):
     """The hook cannot be imported, or is not allowed."""
 
     words: str
+    hangs: bool = False  # its import still runs, in a thread that only the end of the child ends
 
 
 class Inferred(ChildMessage, frozen=True):
@@ -157,8 +160,25 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def frame(message: CallFrame | ReplyFrame) -> bytes:
-    encoded = _encode(message)
+    """Return the message as it is sent. A lone surrogate in one of its texts is sent as U+FFFD."""
+    try:
+        encoded = _encode(message)
+    except UnicodeEncodeError:
+        encoded = _encode(msgspec.structs.replace(message, what=_encodable(message.what)))
     return len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
+
+
+def _encodable(what: ChildMessage) -> ChildMessage:
+    fields = {name: _replaced(getattr(what, name)) for name in what.__struct_fields__}
+    return msgspec.structs.replace(what, **fields)
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, str):
+        return replace_surrogates(value)
+    if isinstance(value, dict):  # headers
+        return {_replaced(name): _replaced(text) for name, text in value.items()}
+    return value
 
 
 async def read_frame(reader: StreamReader) -> bytes:

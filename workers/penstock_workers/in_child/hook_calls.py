@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from penstock_ledger.lone_surrogates import dump_json, parse_json
 from penstock_workers.children.protocol import (
     CallFault,
     ChildReply,
@@ -24,14 +23,13 @@ from penstock_workers.children.protocol import (
 from penstock_workers.children.running_calls import RunningCalls
 from penstock_workers.errors import HookMissing
 from penstock_workers.hooks.contract import Invalid, Item
-from penstock_workers.in_child.hook_imports import HookImports
+from penstock_workers.in_child.hook_imports import HookImports, ImportHangs
 from penstock_workers.in_child.hook_threads import HookThreads
+from penstock_workers.in_child.odd_objects import in_words, reason_text, trace_of
 
-HOOK_RESULT_BYTES = (
-    32 * 1024 * 1024
-)  # as an answer of a provider: what is larger would burden SQL and the memory of every reader
-WORDS_CHARS = 2_000  # of a hook's error text; a dead letter keeps fewer
-TRACE_CHARS = 20_000
+# As an answer of a provider: what is larger would burden SQL and the memory of every reader.
+HOOK_RESULT_BYTES = 32 * 1024 * 1024
+CANCEL_S = 1.0  # for an async hook to end once its time is over; one that goes on ends with its child
 
 
 class HookFault(Exception):
@@ -42,11 +40,7 @@ class HookFault(Exception):
         self.overtime, self.hangs, self.trace = overtime, hangs, trace
 
 
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    """What a call raised, as a value: some exceptions would end the event loop."""
-
-    error: BaseException
+Finish = Callable[[Any], ChildReply]  # from what a hook returned to the answer for the worker. Raises HookFault.
 
 
 class HookCalls:
@@ -65,55 +59,53 @@ class HookCalls:
                 return Fine()
             return await (self._before if isinstance(call, Preprocess) else self._after)(number, function, call)
         except HookMissing as error:
-            return Missing(str(error))
+            return Missing(str(error), hangs=isinstance(error, ImportHangs))
         except HookFault as fault:
             trace = self._trace_once(call.path, fault.trace)
-            return CallFault(str(fault)[:WORDS_CHARS], trace, fault.overtime, fault.hangs)
+            return CallFault(str(fault), trace, fault.overtime, fault.hangs)
 
     async def _before(self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess) -> ChildReply:
-        changed = await self._call(number, function, _item(call))
-        if not isinstance(changed, Item) or not isinstance(changed.body, dict):
-            raise HookFault(f"it returned {_kind(changed)}, not the item with a dict as its body")
-        return Fine(_json(changed.body))
+        return await self._call(number, function, (_item(call),), _changed)
 
     async def _after(self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess) -> ChildReply:
         assert isinstance(call, Postprocess)
-        said = await self._call(number, function, _item(call), orjson.loads(call.answer))
-        if isinstance(said, Invalid):
-            return Refused(str(said.reason)[:WORDS_CHARS], bool(said.retry))
-        if not isinstance(said, dict):
-            raise HookFault(f"it returned {_kind(said)}, not the response (a dict) or Invalid")
-        return Fine(_json(said))
+        return await self._call(number, function, (_item(call), parse_json(call.answer)), _judged)
 
-    async def _call(self, number: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The hook's result. Raises HookFault for everything that the hook raises."""
+    async def _call(
+        self, number: int, function: Callable[..., Any], arguments: tuple[Any, ...], finish: Finish
+    ) -> ChildReply:
+        """Return what ``finish`` makes of the hook's result, within the hook's own time and in its own thread: it reads
+        objects of the hook's making. Raises HookFault for everything that the hook raises."""
         in_thread = not inspect.iscoroutinefunction(function)
-        try:
-            if in_thread:
-                said = await self._threads.run(number, _quietly(function, *arguments), self._timeout_s)
-                if inspect.isawaitable(said):  # a plain function around an async one
-                    in_thread = False
-                    said = await self._wait_for(lambda: said)
-            else:
-                said = await self._wait_for(lambda: function(*arguments))
-        except TimeoutError:
-            raise HookFault(f"it took longer than {self._timeout_s:g} s", overtime=True, hangs=in_thread) from None
-        if isinstance(said, _Raised):
-            raise HookFault(_in_words(said.error), trace=_trace(said.error))
-        return said
-
-    async def _wait_for(self, begin: Callable[[], Awaitable[Any]]) -> Any:
-        """Its result or what it raised, as a value. Raises TimeoutError, and CancelledError when the item is cancelled."""
-        task = asyncio.current_task()
-        async with asyncio.timeout(self._timeout_s):
+        came: Any = None
+        if in_thread:
             try:
-                return await begin()
-            except asyncio.CancelledError as error:
-                if task is None or task.cancelling():
-                    raise
-                return _Raised(error)  # a timeout of the hook's own
-            except BaseException as error:
-                return _Raised(error)
+                came = await self._threads.run(number, _quietly(function, arguments, finish), self._timeout_s)
+            except TimeoutError:
+                raise self._overtime(hangs=True) from None
+        if not in_thread or isinstance(came, _Later):  # the latter: a plain function around an async one
+            came = await self._wait_for(came.begin if in_thread else lambda: function(*arguments), finish)
+        if isinstance(came, HookFault):
+            raise came
+        reply: ChildReply = came
+        return reply
+
+    async def _wait_for(self, begin: Callable[[], Awaitable[Any]], finish: Finish) -> ChildReply | HookFault:
+        """Wait for an async hook in a task of its own: a hook may cancel the task that it runs in, or shrug off a cancel."""
+        task = asyncio.create_task(_finished(begin, finish))
+        try:
+            await asyncio.wait({task}, timeout=self._timeout_s)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_S)
+            raise self._overtime(hangs=not task.done())
+        except asyncio.CancelledError:  # its worker no longer waits
+            task.cancel()
+            raise
+
+    def _overtime(self, *, hangs: bool) -> HookFault:
+        return HookFault(f"it took longer than {self._timeout_s:g} s", overtime=True, hangs=hangs)
 
     def _trace_once(self, path: str, trace: str) -> str:
         """The traceback, for the first failure of a hook only: more would fill the disk."""
@@ -123,14 +115,58 @@ class HookCalls:
         return trace
 
 
-def _quietly(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-    def call() -> Any:
+class _Later:
+    """An awaitable that a plain function returned."""
+
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        self._awaitable = awaitable
+
+    def begin(self) -> Awaitable[Any]:
+        return self._awaitable
+
+
+def _quietly(function: Callable[..., Any], arguments: tuple[Any, ...], finish: Finish) -> Callable[[], Any]:
+    """Return a call that never raises: some exceptions would end a thread, a future or the event loop."""
+
+    def call() -> ChildReply | HookFault | _Later:
         try:
-            return function(*arguments)
-        except BaseException as error:  # SystemExit and StopIteration, too: neither may reach a thread or a future
-            return _Raised(error)
+            said = function(*arguments)
+            return _Later(said) if inspect.isawaitable(said) else finish(said)
+        except HookFault as fault:
+            return fault
+        except BaseException as error:  # SystemExit and StopIteration, too
+            return _fault_of(error)
 
     return call
+
+
+async def _finished(begin: Callable[[], Awaitable[Any]], finish: Finish) -> ChildReply | HookFault:
+    try:
+        return finish(await begin())
+    except HookFault as fault:
+        return fault
+    except BaseException as error:  # a cancel, too: the hook's own, or one that nobody waits for
+        return _fault_of(error)
+
+
+def _fault_of(error: BaseException) -> HookFault:
+    return HookFault(in_words(error), trace=trace_of(error))
+
+
+def _changed(item: Any) -> Fine:
+    """Read what ``preprocess`` returned. Raises HookFault."""
+    if not isinstance(item, Item) or not isinstance(item.body, dict):
+        raise HookFault(f"it returned {_kind(item)}, not the item with a dict as its body")
+    return Fine(_json(item.body))
+
+
+def _judged(said: Any) -> Fine | Refused:
+    """Read what ``postprocess`` returned. Raises HookFault."""
+    if isinstance(said, Invalid):
+        return Refused(reason_text(said.reason), bool(said.retry))
+    if not isinstance(said, dict):
+        raise HookFault(f"it returned {_kind(said)}, not the response (a dict) or Invalid")
+    return Fine(_json(said))
 
 
 def _item(call: Preprocess | Postprocess) -> Item:
@@ -139,7 +175,7 @@ def _item(call: Preprocess | Postprocess) -> Item:
 
 def _json(value: dict[str, Any]) -> bytes:
     try:
-        dumped = orjson.dumps(value)
+        dumped = dump_json(value)
     except (TypeError, RecursionError) as error:
         raise HookFault(f"its result is not JSON: {error}") from error
     if len(dumped) > HOOK_RESULT_BYTES:
@@ -151,14 +187,3 @@ def _kind(value: object) -> str:
     if isinstance(value, Item):
         return f"an item whose body is {type(value.body).__name__}"
     return "nothing" if value is None else type(value).__name__
-
-
-def _in_words(error: BaseException) -> str:
-    """The last line of the traceback, and where it points."""
-    words = "".join(traceback.format_exception_only(error)).strip()
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{words} (line {frames[-1].lineno} of {frames[-1].filename})" if frames else words
-
-
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))[-TRACE_CHARS:]

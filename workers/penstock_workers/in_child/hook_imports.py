@@ -13,10 +13,16 @@ from typing import Any
 from penstock_producer.accepting.hook_paths import is_allowed
 from penstock_workers.children.running_calls import RunningCalls
 from penstock_workers.errors import HookMissing
+from penstock_workers.in_child.odd_objects import in_words
 
 HOOKS_KEPT = 100  # functions; two per job that has them
+IMPORT_S = 300.0  # libraries of a hook may be gigabytes on a cold disk; a longer import is taken to have no end
 
 Hook = Callable[..., Any]
+
+
+class ImportHangs(HookMissing):
+    """The import of a hook has not come to an end, and its thread ends only with this process."""
 
 
 class HookImports:
@@ -26,6 +32,7 @@ class HookImports:
         self._running_calls, self._allowed = running_calls, allowed
         self._found: OrderedDict[str, Hook] = OrderedDict()
         self._importing = asyncio.Lock()
+        self._hung: str | None = None  # why, and then nothing more is imported here: the worker takes another process
 
     async def get(self, number: int, path: str) -> Hook:
         """For the call of this number. Raises HookMissing, again at each call, so that a corrected hook is found."""
@@ -37,10 +44,21 @@ class HookImports:
             hook = self._found.get(path)
             if hook is None:
                 self._check(path)
-                hook = self._found[path] = await asyncio.to_thread(self._import, number, path)
+                hook = self._found[path] = await self._import_in_time(number, path)
                 if len(self._found) > HOOKS_KEPT:
                     self._found.popitem(last=False)
             return hook
+
+    async def _import_in_time(self, number: int, path: str) -> Hook:
+        if self._hung is not None:
+            raise ImportHangs(self._hung)
+        try:
+            async with asyncio.timeout(IMPORT_S):  # wait_for of Python 3.11 loses a cancel that comes with the result
+                return await asyncio.to_thread(self._import, number, path)
+        except TimeoutError:
+            words = f"its import took longer than {IMPORT_S:g} s"
+            self._hung = f"hook_missing: {path} cannot be imported here: {words}"
+            raise ImportHangs(self._hung) from None
 
     def _import(self, number: int, path: str) -> Hook:
         with self._running_calls.in_thread(number):
@@ -62,8 +80,8 @@ def _import(path: str) -> Hook:
     importlib.invalidate_caches()  # the file may be new
     try:
         module = importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        raise HookMissing(f"hook_missing: {path} cannot be imported here: {type(error).__name__}: {error}") from error
+    except BaseException as error:  # whatever it is, it must not pass for a cancel of this call, or end this process
+        raise HookMissing(f"hook_missing: {path} cannot be imported here: {in_words(error)}") from None
     hook = getattr(module, attribute, None)
     if not callable(hook):
         seen = "is not there" if hook is None else f"is {type(hook).__name__}, not a function"

@@ -11,6 +11,7 @@ from jsonschema.validators import Draft202012Validator, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from penstock_ledger.lone_surrogates import parse_json
 from penstock_workers.children.protocol import CallFault, Fine, Mismatch
 from penstock_workers.in_child.rules import own_names, rule_of
 
@@ -29,7 +30,7 @@ class SchemaChecks:
     def check(self, schema: bytes, content: str) -> Fine | Mismatch | CallFault:
         """Whether the text of an answer fulfils the schema."""
         try:
-            value = orjson.loads(content)
+            value = parse_json(content)
         except orjson.JSONDecodeError as error:
             place = f"line {error.lineno}, column {error.colno}"
             return Mismatch(f"the answer is not JSON: {error}", f"$: it is not JSON ({place})")
@@ -59,7 +60,7 @@ class SchemaChecks:
     def _validator(self, schema: bytes) -> Any:
         validator = self._validators.get(schema)
         if validator is None:
-            parsed = orjson.loads(schema)
+            parsed = parse_json(schema)
             made = validator_for(parsed, default=Draft202012Validator)
             validator = self._validators[schema] = made(parsed, registry=Registry())
             if len(self._validators) > VALIDATORS_KEPT:

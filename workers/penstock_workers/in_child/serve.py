@@ -46,6 +46,7 @@ from penstock_workers.children.protocol import (
 )
 from penstock_workers.children.running_calls import LOOP, RunningCalls
 from penstock_workers.in_child.hook_calls import HookCalls
+from penstock_workers.in_child.odd_objects import in_words
 
 if TYPE_CHECKING:
     from penstock_workers.failpoints import Failpoints
@@ -80,23 +81,28 @@ class ChildServer:
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Until the worker is gone."""
-        self.say(HELLO, Fine())
+        self._say(HELLO, Fine())
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 self._take(read_call(await read_frame(reader)))
 
-    def say(self, number: int, what: ChildReply) -> None:
-        self._writer.write(frame(ReplyFrame(number, what)))
+    def _say(self, number: int, what: ChildReply) -> None:
+        """Answer the call. What cannot be sent is answered by its failure: nobody else would end the call."""
+        try:
+            message = frame(ReplyFrame(number, what))
+        except Exception as error:
+            message = frame(ReplyFrame(number, CallFault(f"its answer cannot be sent: {in_words(error)}")))
+        self._writer.write(message)
 
     def _take(self, asked: CallFrame) -> None:
         number, what = asked.number, asked.what
         match what:
             case Check() | TrySchema():
                 self._running_calls.enter(LOOP, number)
-                self.say(number, self._check(what))
+                self._say(number, self._check(what))
                 self._running_calls.leave(LOOP)
             case Ping():
-                self.say(number, Fine())
+                self._say(number, Fine())
             case Cancel():
                 if number in self._tasks:
                     self._tasks[number].cancel()
@@ -106,23 +112,25 @@ class ChildServer:
                 _number.reset(token)
 
     def _check(self, what: Check | TrySchema) -> ChildReply:
-        if self._schemas is None:
-            from penstock_workers.in_child.schema import SchemaChecks
+        try:
+            if self._schemas is None:
+                from penstock_workers.in_child.schema import SchemaChecks
 
-            self._schemas = SchemaChecks()
-        if isinstance(what, Check):
-            return self._schemas.check(what.schema, what.content)
-        words = self._schemas.unusable(what.schema)
-        return Fine() if words is None else CallFault(words)
+                self._schemas = SchemaChecks()
+            if isinstance(what, Check):
+                return self._schemas.check(what.schema, what.content)
+            words = self._schemas.unusable(what.schema)
+            return Fine() if words is None else CallFault(words)
+        except Exception as error:
+            return CallFault(f"the schema cannot be used: {in_words(error)}")
 
     async def _run(self, number: int, what: ImportHook | Preprocess | Postprocess | Infer) -> None:
         try:
             answer = await (self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what))
-        except Exception as error:  # an error in Penstock: a hook's exceptions come back as values
-            answer = CallFault(f"{type(error).__name__}: {error}")
-        finally:
-            self._tasks.pop(number, None)
-        self.say(number, answer)
+        except BaseException as error:  # an error in Penstock, or a cancel: a hook's exceptions come back as values
+            answer = CallFault(in_words(error))
+        self._tasks.pop(number, None)
+        self._say(number, answer)  # also of a call that its worker has cancelled, which knows its number no more
 
     async def _infer(self, what: Infer) -> Inferred:
         """An exception does not count against the item; only a call that ends the process does."""
@@ -137,7 +145,7 @@ class ChildServer:
             prepared = await lane.prepare(msgspec.msgpack.decode(what.request, type=Request))
             return Inferred.of(prepared.refused or await lane.infer(prepared))
         except Exception as error:
-            return Inferred.of(NoAnswer("unexpected_error", f"{type(error).__name__}: {error}", 0))
+            return Inferred.of(NoAnswer("unexpected_error", in_words(error), 0))
 
 
 async def _open_lane(name: str) -> tuple[Lane, Failpoints]:

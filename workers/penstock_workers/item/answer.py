@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from penstock_ledger.redaction import redact_bytes, redact_excerpt
 from penstock_ledger.vectors import MAGIC
 from penstock_workers.item.answer_memory import Room
 
@@ -40,8 +41,13 @@ class NoAnswer:
 Tried = Answer | NoAnswer
 
 
+def kept(status: int, body: bytes) -> bytes:
+    """Return what is kept of a body: an answer byte for byte as it came, and a refusal, which is only words, without secrets."""
+    return body if status == 200 else redact_bytes(body)
+
+
 def excerpt(body: bytes | None, size: int) -> bytes | None:
-    """The beginning of an answer, for a person."""
+    """Return the beginning of an answer that came to nothing, for a person, without secrets."""
     if body is not None and body.startswith(MAGIC):
         return b"(vectors, %d bytes)" % len(body)
-    return body[:size] if body else None
+    return redact_excerpt(body, size) if body else None

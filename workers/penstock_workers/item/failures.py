@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 from msgspec import Struct
 
+from penstock_ledger.lone_surrogates import parse_json, replace_surrogates
 from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import unpack
 from penstock_ratelimit import Signal, classify
@@ -49,7 +50,7 @@ class Failure:
     refused: RefusedAnswer | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "detail", redact(self.detail, cut=True))
+        object.__setattr__(self, "detail", replace_surrogates(redact(self.detail, cut=True)))
 
     @property
     def astray(self) -> bool:
@@ -201,7 +202,7 @@ def _request_id(headers: Mapping[str, str]) -> str | None:
 
 def _parse(body: bytes) -> dict[str, Any] | None:
     try:
-        parsed = orjson.loads(body)
+        parsed = parse_json(body)
     except orjson.JSONDecodeError:
         return None
     return parsed if isinstance(parsed, dict) else None

@@ -14,9 +14,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import orjson
-
 from penstock_ledger import JobNotFound, JobStore, OutcomeStore
+from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
@@ -177,6 +176,6 @@ def _record(outcome: Result | DeadLetter, text: str | None) -> dict[str, Any]:
 
 def _loads(body: bytes | str) -> Any:
     try:
-        return orjson.loads(body)
+        return parse_json(body)
     except ValueError:
         return None

@@ -150,7 +150,7 @@ class JobCode:
     def _failure_of(self, path: str, ended: CallEndedChild, status: int | None) -> Failure:
         if ended.cause is LossCause.STUCK:
             self._note_overtime(path, True)
-            words = f"{path}: it took longer than {self._hook_timeout_s:g} s, and nothing else could run in its process"
+            words = f"{path}: it took longer than {self._hook_timeout_s:g} s, and its process had to be ended"
             return Failure("hook_failed", words, status)
         return Failure("worker_crashed", f"{path}: {_end(ended)}", status)
 

@@ -75,7 +75,7 @@ class ChildQuarantine:
 
     async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
         """The item's answer, or ``died_alone`` when it ended its process, alone in it."""
-        call = Infer(attempt.key.doc_id, msgspec.msgpack.encode(prepared.request))
+        call = Infer(attempt.key.doc_id, msgspec.msgpack.encode(prepared.request), prepared.request.timeout_s)
         attempt.calls -= 1  # counted anew for each child that may have sent it
 
         def begins() -> None:

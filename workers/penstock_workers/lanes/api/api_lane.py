@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from penstock_ledger.redaction import hide, redact_bytes
 from penstock_producer.job.endpoints import GENERATE
 from penstock_workers.http import (
     AnswerTooLarge,
@@ -23,7 +22,7 @@ from penstock_workers.http import (
     UnusableRequest,
     make_client,
 )
-from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.answer import Answer, NoAnswer, Tried, kept
 from penstock_workers.item.answer_memory import AnswerMemory, Room
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.gemini_request import generating
@@ -56,13 +55,11 @@ class ApiLane:
         self._http_client: ClientName = http_client
         self._client: HttpClient | None = None
         self._headers: dict[str, dict[str, str]] = {}
-        self._keys: dict[str, bytes] = {}
         self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
 
     async def start(self) -> None:
         for name, provider in self._providers.items():
             key = provider.api_key(name)
-            self._keys[name] = (key or "").encode()
             self._headers[name] = {"Content-Type": "application/json", **headers_of(provider.kind, key)}
         limits = Limits(self._max_answer_bytes, SMALL_ANSWER_BYTES, CONNECT_TIMEOUT_S, KEEPALIVE_S)
         self._client = make_client(self._http_client, limits)
@@ -98,13 +95,6 @@ class ApiLane:
         if self._client is not None:
             await self._client.close()
 
-    def _without_keys(self, provider: str, status: int, body: bytes) -> bytes:
-        """An answer is kept as it is, but for the key that was sent; a refusal is only words, and loses every secret."""
-        key = self._keys[provider]
-        if status != 200:
-            return redact_bytes(body)
-        return hide(body, key) if key else body
-
     async def _post(self, request: Request, started: float) -> Tried:
         assert self._client is not None, "start() comes first"
         target = self._targets.get((request.provider, request.endpoint))
@@ -122,8 +112,7 @@ class ApiLane:
             raise
         if (room := memory.room) is not None:
             room.shrink(len(answer.body))
-        body = self._without_keys(request.provider, answer.status, answer.body)
-        return Answer(answer.status, answer.headers, body, _since(started), room)
+        return Answer(answer.status, answer.headers, kept(answer.status, answer.body), _since(started), room)
 
     def _target(self, name: str, endpoint: str) -> Target:
         """Raises UnusableRequest."""

@@ -11,12 +11,11 @@ from typing import Final, NamedTuple
 import orjson
 
 from penstock_ledger import ItemKey, OutcomeStore, ProviderBatch, RemainderStore
-from penstock_ledger.redaction import redact_bytes
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_ratelimit import Signal
 from penstock_workers.errors import JobCannotRun
-from penstock_workers.item.answer import Answer
+from penstock_workers.item.answer import Answer, kept
 from penstock_workers.item.attempt import JobView, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply, name_failure
@@ -183,7 +182,7 @@ def _named(attempt: BatchAttempt, answer: BatchAnswer) -> Failure | Reply:
         error = {"error": {"code": answer.error, "message": answer.message}}
         return name_failure(Answer(_NO_STATUS, {}, orjson.dumps(error), 0), time.time())
     attempt.calls = 1
-    body = answer.body if answer.status == 200 else redact_bytes(answer.body)
+    body = kept(answer.status, answer.body)
     attempt.last_answer = body
     headers = {} if answer.request_id is None else {"x-request-id": answer.request_id}
     return name_failure(Answer(answer.status, headers, body, 0), time.time())

@@ -7,9 +7,10 @@ from typing import Final, NamedTuple
 import msgspec
 import orjson
 
+from penstock_ledger.lone_surrogates import parse_json
 from penstock_producer.job.endpoints import MESSAGES
 from penstock_workers.lanes.batch.apis.output_lines import Line
-from penstock_workers.lanes.batch.apis.reading import identifier, mapping, request_body, said
+from penstock_workers.lanes.batch.apis.reading import LineReader, as_it_came, identifier, mapping, request_body, said
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, BatchLimits, LineTooLong, UnreadableLine
 
 PREFIX: Final = b'{"custom_id":"'  # what each packed line begins with: the mark is put behind it
@@ -49,7 +50,7 @@ class Read(NamedTuple):
     answer: BatchAnswer
 
 
-_lines: Final = msgspec.json.Decoder(_Line)
+_lines: Final = LineReader(_Line)
 
 
 def write_line(custom_id: str, endpoint: str, body: bytes, limits: BatchLimits) -> bytes:
@@ -66,14 +67,14 @@ def write_line(custom_id: str, endpoint: str, body: bytes, limits: BatchLimits) 
 
 def read_line(output: str, line: Line) -> Read | UnreadableLine:
     try:
-        found = _lines.decode(line.text)
+        found = _lines.read(line.text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return UnreadableLine(output, line.number, f"no result of a batch: {said(str(error))}")
     mark, custom_id = parted(found.custom_id)
     if identifier(custom_id) is None:
         return UnreadableLine(output, line.number, "its custom_id is empty or no usable name")
     try:
-        answer = _answer(custom_id, found.result)
+        answer = _answer(custom_id, found.result, line.text)
     except orjson.JSONDecodeError as error:
         return UnreadableLine(output, line.number, f"its error cannot be read: {error}")
     if answer is None:
@@ -89,8 +90,8 @@ def parted(marked: str) -> tuple[str, str]:
     return (mark, custom_id) if hyphen and len(mark) == MARK_CHARS else ("", marked)
 
 
-def _answer(custom_id: str, result: _Result) -> BatchAnswer | None:
-    message, error = bytes(result.message), bytes(result.error)
+def _answer(custom_id: str, result: _Result, text: bytes) -> BatchAnswer | None:
+    message, error = as_it_came(result.message, text), as_it_came(result.error, text)
     if result.type == "succeeded" and message.startswith(b"{"):
         return BatchAnswer(custom_id, 200, message)
     if result.type == "errored" and error.startswith(b"{"):
@@ -100,7 +101,7 @@ def _answer(custom_id: str, result: _Result) -> BatchAnswer | None:
 
 
 def _errored(custom_id: str, body: bytes) -> BatchAnswer:
-    envelope = orjson.loads(body)
+    envelope = parse_json(body)
     inner = mapping(envelope.get("error"))
     code = said(inner.get("type")) or "api_error"
     status = STATUSES.get(code, 500)

@@ -9,7 +9,7 @@ import orjson
 
 from penstock_producer.job.endpoints import GENERATE
 from penstock_workers.lanes.batch.apis.output_lines import Line
-from penstock_workers.lanes.batch.apis.reading import identifier, mapping, request_object, said
+from penstock_workers.lanes.batch.apis.reading import LineReader, as_it_came, identifier, mapping, request_object, said
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, LineTooLong, UnreadableLine
 
 STATUSES: Final = {
@@ -29,7 +29,7 @@ class _Answer(msgspec.Struct):
     status: Any = None  # an error, too, in outputs of older batches
 
 
-_answers: Final = msgspec.json.Decoder(_Answer)
+_answers: Final = LineReader(_Answer)
 
 
 def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> bytes:
@@ -46,12 +46,12 @@ def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> b
 
 def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
     try:
-        answer = _answers.decode(line.text)
+        answer = _answers.read(line.text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         return UnreadableLine(output, line.number, f"no response of a batch: {said(str(fault))}")
     if identifier(answer.key) is None:
         return UnreadableLine(output, line.number, "its key is empty or no usable name")
-    response = bytes(answer.response)
+    response = as_it_came(answer.response, line.text)
     if response.startswith(b"{"):
         return BatchAnswer(answer.key, 200, response)
     error = mapping(answer.error) or mapping(answer.status)

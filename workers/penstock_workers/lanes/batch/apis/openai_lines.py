@@ -8,7 +8,15 @@ import msgspec
 import orjson
 
 from penstock_workers.lanes.batch.apis.output_lines import Line
-from penstock_workers.lanes.batch.apis.reading import MAX_ID_CHARS, identifier, mapping, request_body, said
+from penstock_workers.lanes.batch.apis.reading import (
+    MAX_ID_CHARS,
+    LineReader,
+    as_it_came,
+    identifier,
+    mapping,
+    request_body,
+    said,
+)
 from penstock_workers.lanes.batch.provider import BatchAnswer, LineTooLong, UnreadableLine
 
 
@@ -24,7 +32,7 @@ class _Answer(msgspec.Struct):
     error: Any = None
 
 
-_answers: Final = msgspec.json.Decoder(_Answer)
+_answers: Final = LineReader(_Answer)
 
 
 def write_line(custom_id: str, endpoint: str | None, body: bytes, most_bytes: int) -> bytes:
@@ -40,7 +48,7 @@ def write_line(custom_id: str, endpoint: str | None, body: bytes, most_bytes: in
 def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
     """What OpenAI, vLLM and their relatives write: a response, an error, or (vLLM) both."""
     try:
-        answer = _answers.decode(line.text)
+        answer = _answers.read(line.text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return UnreadableLine(output, line.number, f"no answer of a batch: {said(str(error))}")
     if identifier(answer.custom_id) is None:
@@ -48,7 +56,7 @@ def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
     code, message = _error(answer.error)
     response = answer.response
     if response is not None and _is_status(response.status_code):
-        body = bytes(response.body)
+        body = as_it_came(response.body, line.text)
         if body == b"null" and answer.error:
             body = orjson.dumps({"error": answer.error})
         request_id = identifier(response.request_id)

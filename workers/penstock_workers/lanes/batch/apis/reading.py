@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
+import msgspec
 import orjson
 
+from penstock_ledger.lone_surrogates import replace_escaped_surrogates
 from penstock_ledger.redaction import redact
+from penstock_producer.outputs import on_one_line
 from penstock_workers.lanes.batch.provider import BadLine
+
+Line = TypeVar("Line", bound=msgspec.Struct)
 
 MAX_ID_CHARS: Final = 512  # of an id that the provider gave: it becomes a part of addresses and of rows
 MAX_WORDS: Final = 500  # of a provider's own words
@@ -45,13 +50,35 @@ def rows(value: object, most: int) -> list[Mapping[str, Any]]:
     return [row for row in value[:most] if isinstance(row, dict)] if isinstance(value, list) else []
 
 
+class LineReader(Generic[Line]):
+    """Reads lines of an output, of which parts are ``msgspec.Raw`` and are kept as they came."""
+
+    def __init__(self, form: type[Line]) -> None:
+        self._decoder = msgspec.json.Decoder(form)
+
+    def read(self, text: bytes) -> Line:
+        """Read a line, which may escape lone surrogates. Raises msgspec.DecodeError and RecursionError."""
+        try:
+            return self._decoder.decode(text)
+        except msgspec.DecodeError:
+            return self._decoder.decode(replace_escaped_surrogates(text))
+
+
+def as_it_came(part: msgspec.Raw, text: bytes) -> bytes:
+    """Return the bytes of a part of a line that a ``LineReader`` has read, escapes of lone surrogates and all."""
+    found = bytes(part)
+    if found in text:
+        return found
+    at = replace_escaped_surrogates(text).find(found)  # of the same length, byte for byte
+    return found if at < 0 else text[at : at + len(found)]  # the former: its default, where the line has no such part
+
+
 def request_body(body: bytes) -> bytes:
-    """A body that can be a part of one line. Raises BadLine."""
+    """Return a body that can be a part of one line, byte for byte but for its line ends. Raises BadLine."""
     if b"\n" in body or b"\r" in body or b'"stream"' in body or not body.startswith(b"{"):
-        parsed = request_object(body)
-        if parsed.get("stream"):
+        if request_object(body).get("stream"):
             raise BadLine("the body has stream: true, and a batch does not stream; leave it out")
-        return orjson.dumps(parsed)
+        return on_one_line(body).strip()
     return body
 
 
