@@ -334,16 +334,16 @@ async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
 async def test_a_slot_is_held_until_the_outcome_is_in_sql(house: House) -> None:
     """A death repeats the calls of what SQL does not have; for Redis, which can be rebuilt, no slot waits."""
     slots, may_store = Slots(2), threading.Event()
+    at_sql = threading.Event()
     waiting = {doc: done(doc) for doc in ("d1", "d2")}
     for settled in waiting.values():
         assert isinstance(settled.item, Attempt)
         settled.item.place = await slots.place()
     seen_by_redis: list[int] = []
-    house.stores.sql = lambda _: may_store.wait(10)
+    house.stores.sql = lambda _: (at_sql.set(), may_store.wait(10))
     house.stores.redis = lambda _: seen_by_redis.append(slots.taken)
     storing = asyncio.create_task(house.settle(*waiting.values()))
-    while not house.stores.transactions:
-        await asyncio.sleep(0)
+    assert await asyncio.to_thread(at_sql.wait, 10)
     assert slots.taken == 2
     may_store.set()
     await storing

@@ -11,7 +11,7 @@ from penstock_workers.item.outcome import Released
 from penstock_workers.item.turned_away import TurnedAway
 
 TURN = 1.0  # what a slot costs its flow: how long the item will take is not known yet
-IDLE_SHARE = 16  # one slot in so many may wait for the group commit while an item waits for a slot
+IDLE_SHARE = 8  # one slot in so many may wait for the group commit while items wait for slots
 
 
 class Slots:
