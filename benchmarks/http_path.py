@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from benchmarks.harness.ground import end_in_order
 from benchmarks.harness.report import Report, show
-from benchmarks.harness.rounds import OURS, Contender, Measured, arguments, contenders, measure
+from benchmarks.harness.rounds import OURS, Contender, Measured, arguments, contenders, ground_of, measure
 
 WORKER = "penstock_workers"
 ITEMS, ROUNDS = 20_000, 5
@@ -30,7 +30,7 @@ def _report(measured: Measured) -> Report:
 def main() -> None:
     end_in_order()
     given = arguments("http_path", __doc__, QUICK_ITEMS, QUICK_ROUNDS)
-    show(_report(measure(WORKER, given.items, given.rounds, contenders(given), slow_provider=given.simulator)))
+    show(_report(measure(WORKER, given.items, given.rounds, contenders(given), ground_of(given))))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from celery import Celery
 from benchmarks.harness.fleet import fleet
 from benchmarks.harness.ground import RunningRedis, end_in_order, folder, redis_server
 from benchmarks.harness.report import Report, Row, median, show
-from benchmarks.harness.rounds import OURS, Contender, Measured, arguments, contenders, measure
+from benchmarks.harness.rounds import OURS, Contender, Measured, arguments, contenders, ground_of, measure
 from benchmarks.harness.targets import judge
 
 WORKER = "benchmarks.noop_worker"
@@ -82,7 +82,7 @@ def enable_events(server: RunningRedis) -> None:
 def main() -> None:
     end_in_order()
     given = arguments("noop_path", __doc__, QUICK_ITEMS, QUICK_ROUNDS)
-    measured = measure(WORKER, given.items, given.rounds, contenders(given))
+    measured = measure(WORKER, given.items, given.rounds, contenders(given), ground_of(given))
     show(_report(measured, list(measured.rows("no-op {part} / bare aiohttp"))))
 
 

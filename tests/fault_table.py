@@ -16,7 +16,7 @@ from faults import CONCURRENCY, HOOKS, SLOTS, Scenario, Stage, start_provider
 from fleet import until
 from sqlalchemy import create_engine, make_url, text
 
-from penstock_ledger import keys, purge_job
+from penstock_ledger import RedisLedger, keys, purge_job
 from penstock_ledger.model import ItemKey, JobState
 from penstock_producer.feed.wire import encode_item
 
@@ -87,12 +87,15 @@ def thawed_after_a_purge(stage: Stage) -> None:
         assert fleet.producer.cancel(gone.job_id)
         fleet.wait_for(gone, JobState.CANCELLED, 60)
         purge_job(fleet.producer._database, gone.job_id)
+        RedisLedger(fleet.redis.client(), "").forget(gone.job_id)
     finally:
         asleep.send(signal.SIGCONT)
     stage.hold(3)
     with create_engine(_sync_url(stage)).connect() as connection:
         left = connection.execute(text("select count(*) from outcomes where job_id = :job"), {"job": gone.job_id})
         assert left.scalar() == 0, "outcomes of a forgotten job"
+    keys_left = list(fleet.redis.client().scan_iter(f"{keys.job_scope(gone.job_id)}:*"))
+    assert keys_left == [keys.job_state(gone.job_id).encode()], "keys of a forgotten job"
 
 
 # -- what Redis does -----------------------------------------------------------------------------------------------

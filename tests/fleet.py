@@ -30,6 +30,7 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
 from penstock_producer.feed.served import LOADS
 from penstock_producer.feed.wire import queue_name
+from penstock_producer.reporting.reasons import retries
 
 PENSTOCK = [sys.executable, "-m", "penstock_cli"]
 START_S = 30.0  # for a process to be ready, on a busy machine
@@ -334,7 +335,7 @@ class Fleet:
         until(lambda: self.finished(job) >= number, timeout_s, f"{number} outcomes; {self.describe(job)}")
 
     def wait_until_retried(self, job: Job, times: int) -> None:
-        until(lambda: self.counters(job).get("retries", 0) >= times, 30, f"{times} tries have failed")
+        until(lambda: retries(self.counters(job)) >= times, 30, f"{times} tries have failed")
 
     def wait_for_quiet(self, job: Job) -> None:
         """Nothing is in flight, claimed or queued; parked messages stay."""

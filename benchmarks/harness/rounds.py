@@ -13,13 +13,22 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import util
+from importlib import import_module, util
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from benchmarks.harness.fleet import Fleet, JobCost, fleet
-from benchmarks.harness.ground import ROOT, GroundError, RunningSimulator, folder, provider, redis_server, simulator
+from benchmarks.harness.ground import (
+    ROOT,
+    GroundError,
+    RunningSimulator,
+    folder,
+    provider,
+    redis_server,
+    simulator,
+    tests_on_path,
+)
 from benchmarks.harness.report import Row, median
 from benchmarks.harness.targets import judge
 
@@ -55,6 +64,7 @@ class Measured:
     """What the rounds brought, in their order."""
 
     items: int
+    concurrency: int = CONCURRENCY
     fleets: dict[str, list[JobCost]] = field(default_factory=lambda: defaultdict(list))
     loops: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # milliseconds of CPU per call
 
@@ -75,7 +85,7 @@ class Measured:
             yield Row(name, f"{median(calls):.3f} ms", f"{bare:.3f} ms", f"{_over(calls, self.loops[BARE]):.2f}x")
 
     def notes(self) -> Iterator[str]:
-        yield f"beside: a bare aiohttp loop, {CONCURRENCY} calls in flight; ratios are medians of the rounds' own"
+        yield f"beside: a bare aiohttp loop, {self.concurrency} calls in flight; ratios are medians of the rounds' own"
         yield EXPLAINED
         for name, costs in self.fleets.items():
             rounds = ", ".join(f"{cost.all_ms:.3f} (worker {cost.steady_ms:.3f})" for cost in costs)
@@ -85,18 +95,35 @@ class Measured:
             yield f"{name}: " + ", ".join(f"{call:.3f}" for call in calls) + " ms"
 
 
+class Ground(NamedTuple):
+    """What all contenders of a run meet."""
+
+    concurrency: int = CONCURRENCY
+    latency_ms: float = LATENCY_MS
+    simulator: bool = False  # answers come from `penstock simulate`
+    postgres: bool = False  # each fleet has a database of one PostgreSQL, in place of an SQLite
+
+
+USUAL = Ground()
+
+
 def measure(
-    worker: str, items: int, rounds: int, contenders: Mapping[str, Contender], *, slow_provider: bool = False
+    worker: str, items: int, rounds: int, contenders: Mapping[str, Contender], ground: Ground = USUAL
 ) -> Measured:
     """``worker`` is the module that every contender's worker processes run."""
-    measured = Measured(items)
+    measured = Measured(items, concurrency=ground.concurrency)
     with folder() as place, contextlib.ExitStack() as running:
-        server = running.enter_context(simulator(LATENCY_MS, 0.0) if slow_provider else provider(LATENCY_MS))
+        server = running.enter_context(
+            simulator(ground.latency_ms, 0.0) if ground.simulator else provider(ground.latency_ms)
+        )
+        new_database = _databases(running) if ground.postgres else None
         fleets = {
-            name: running.enter_context(_fleet(worker, place / f"fleet-{n}", contender, server))
+            name: running.enter_context(
+                _fleet(worker, place / f"fleet-{n}", contender, server, ground, new_database and new_database())
+            )
             for n, (name, contender) in enumerate(contenders.items())
         }
-        peers = dict(_peers(server, items))
+        peers = dict(_peers(server, items, ground.concurrency))
         for number in range(rounds):
             for name in _turned([*fleets, *peers], number):
                 if name in fleets:
@@ -106,32 +133,43 @@ def measure(
     return measured
 
 
+def _databases(running: contextlib.ExitStack) -> Callable[[], str]:
+    """Makes databases in one PostgreSQL, which writes as a real one does."""
+    with tests_on_path():
+        server = import_module("servers").Postgres.start(fsync=True)
+    running.callback(server.stop)
+    made: Callable[[], str] = server.new_database
+    return made
+
+
 @contextlib.contextmanager
-def _fleet(worker: str, place: Path, contender: Contender, server: RunningSimulator) -> Iterator[Fleet]:
+def _fleet(
+    worker: str, place: Path, contender: Contender, server: RunningSimulator, ground: Ground, database_url: str | None
+) -> Iterator[Fleet]:
     with (
         redis_server(place) as redis,
         fleet(
-            place, redis, worker=worker, concurrency=CONCURRENCY, base_url=server.url, checkout=contender.checkout,
-            settings=contender.settings, workers=contender.workers,
+            place, redis, worker=worker, concurrency=ground.concurrency, base_url=server.url, checkout=contender.checkout,
+            settings=contender.settings, workers=contender.workers, database_url=database_url,
         ) as running,
     ):  # fmt: skip
         yield running
 
 
-def _peers(server: RunningSimulator, items: int) -> Iterator[tuple[str, Callable[[], float]]]:
-    yield BARE, lambda: bare_call_ms(server, items)
+def _peers(server: RunningSimulator, items: int, concurrency: int) -> Iterator[tuple[str, Callable[[], float]]]:
+    yield BARE, lambda: _peer("aiohttp", server, items, concurrency)
     if util.find_spec("uvloop") is not None:
-        yield BARE_UVLOOP, lambda: _peer("aiohttp", server, items, "uvloop")
+        yield BARE_UVLOOP, lambda: _peer("aiohttp", server, items, concurrency, "uvloop")
     if util.find_spec("openai") is not None:
-        yield SDK, lambda: _peer("openai", server, min(items, SDK_CALLS))
+        yield SDK, lambda: _peer("openai", server, min(items, SDK_CALLS), concurrency)
 
 
 def bare_call_ms(server: RunningSimulator, calls: int) -> float:
     """Milliseconds of CPU per call of a bare aiohttp loop: the yardstick."""
-    return _peer("aiohttp", server, calls)
+    return _peer("aiohttp", server, calls, CONCURRENCY)
 
 
-def _peer(name: str, server: RunningSimulator, calls: int, *more: str) -> float:
+def _peer(name: str, server: RunningSimulator, calls: int, concurrency: int, *more: str) -> float:
     """Milliseconds of CPU per call of a bare loop."""
     command = [
         sys.executable,
@@ -140,7 +178,7 @@ def _peer(name: str, server: RunningSimulator, calls: int, *more: str) -> float:
         name,
         server.url,
         str(calls),
-        str(CONCURRENCY),
+        str(concurrency),
         *more,
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PEER_TIMEOUT_S, check=False)
@@ -176,7 +214,14 @@ def arguments(program: str, description: str | None, items: int, rounds: int) ->
         "--simulator", action="store_true",
         help="answers from `penstock simulate`, which costs as much as a client, in place of the benchmark's own server",
     )  # fmt: skip
+    parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="slots of a worker (default %(default)s)")
+    parser.add_argument("--latency-ms", type=float, default=LATENCY_MS, help="of an answer (default %(default)s)")
+    parser.add_argument("--postgres", action="store_true", help="a PostgreSQL in place of SQLite")
     return parser.parse_args()
+
+
+def ground_of(given: argparse.Namespace) -> Ground:
+    return Ground(given.concurrency, given.latency_ms, given.simulator, given.postgres)
 
 
 def contenders(given: argparse.Namespace) -> dict[str, Contender]:

@@ -14,9 +14,10 @@ penstock:<job>:<gen>:starts         hash    document id -> starts without a conc
 penstock:<job>:<gen>:lately         hash    what became of the latest documents, see lately.lua; and
 penstock:<job>:<gen>:earlier        hash    of those before them
 penstock:<job>:stats                hash    counters: succeeded, succeeded_after_retry, dead, dead:<reason>, calls,
-                                            retries, retried:<reason>, rate_limited, prompt_tokens, completion_tokens,
+                                            retried:<reason>, rate_limited, prompt_tokens, completion_tokens,
                                             cost_microusd, skipped, reused:<dedup or cache>
-penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running
+penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running. purged, for a
+                                            week after a purge: nothing writes keys of the job any more
 penstock:<job>:lane                 string  the lane that the job has moved to, as workers see it at begin; missing = it has not
 penstock:<job>:parked               list    raw messages of a paused job, or of one whose budget has no room for them now
 penstock:<job>:budget               string  millionths of a dollar, of a job with a budget; so are the next, see account.lua
@@ -105,6 +106,7 @@ __all__ = [
     "PARKED_UNKNOWN",
     "PER_BUCKET",
     "PREFIX",
+    "PURGED",
     "QUEUE_PREFIX",
     "REFUSED",
     "UNKNOWN_BUCKETS",
@@ -129,6 +131,7 @@ __all__ = [
     "found_waiting",
     "is_queue_of",
     "job_scope",
+    "job_state",
     "lane_queue",
     "queues",
     "relayed",
@@ -165,6 +168,7 @@ ANSWERS_MAX: Final = 500_000
 MAX_FIELD_BYTES: Final = 64  # longer fields would turn a whole bucket into a real hash table, 4 times as large
 
 
+PURGED: Final = "purged"  # the state of a job that is no more; see purged.lua
 RETRIED = "retried:"  # before the reason, in a job's counters of attempts that were followed by another
 
 
@@ -191,6 +195,11 @@ def done_bucket(field: bytes, buckets: int) -> int:
 def job_scope(job_id: str) -> str:
     """Prefix of a job's keys; scripts append ``:stats``, ``:state`` and ``:parked``."""
     return f"{PREFIX}{job_id}"
+
+
+def job_state(job_id: str) -> str:
+    """The key that says how workers see the job."""
+    return f"{job_scope(job_id)}:state"
 
 
 def feed_scope(job_id: str, generation: int) -> str:

@@ -16,6 +16,7 @@ from engines.vllm_server import START_S, VllmServer
 from fleet import Fleet
 
 from penstock_ledger.model import JobState
+from penstock_producer.reporting.reasons import retries
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Request
@@ -162,9 +163,7 @@ def test_a_job_outlives_the_engine_of_its_server(ranker: VllmServer, tmp_path: P
         assert fleet.finished(job) < ITEMS, "the server was too quick for this test"
         assert ranker.answered_with(500)
         ranker.start()
-        assert 0 < fleet.counters(job)["retries"] <= ITEMS, (
-            "items wait for the server, and do not ask it again and again"
-        )
+        assert 0 < retries(fleet.counters(job)) <= ITEMS, "items wait for the server, and do not ask it again and again"
         fleet.wait_for(job, JobState.COMPLETED, START_S)
         account = fleet.account(job, ITEMS)
         assert (account.dead, len(account.results)) == ({}, ITEMS)

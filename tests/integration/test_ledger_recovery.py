@@ -29,6 +29,8 @@ from penstock_ledger import (
 )
 from penstock_ledger.keys import done_bucket, done_field
 from penstock_producer.feed.wire import encode_item
+from penstock_producer.reporting.reasons import retried_by_reason, retries
+from penstock_workers.control.job.recover import stats_from
 
 JOB = "job-a"
 QUEUE = "penstock.api"
@@ -102,6 +104,20 @@ def test_a_reset_keeps_what_sql_cannot_know(redis_server: RedisServer) -> None:
     assert hot.stats(JOB)["calls"] == 0
     hot.reset_stats(JOB, {"calls": 9})
     assert hot.stats(JOB) == {"skipped": 4, "rate_limited": 3, "calls": 9}
+
+
+def test_retries_have_one_figure_whatever_redis_lost(redis_server: RedisServer) -> None:
+    """It is the sum of the reasons, before and after a rebuild; for what SQL alone still knows the reason is unknown (U11)."""
+    hot = RedisLedger(redis_server.client(), "epoch-1")
+    counters = {"retried:server_error": 102, "retried:timeout": 3, "repairs": 4}
+    redis_server.client().hset(f"penstock:{JOB}:stats", mapping=counters)
+    known = Counts(100, 80, 1, {"timeout": 1}, 184, 5, 5, 5)  # 79 more than documents, and 4 repairs
+    hot.reset_stats(JOB, stats_from(known, hot.stats(JOB)))
+    assert retries(hot.stats(JOB)) == 105
+    redis_server.client().flushall()
+    for _ in range(2):
+        hot.reset_stats(JOB, stats_from(known, hot.stats(JOB)))
+        assert retried_by_reason(hot.stats(JOB)) == {"unknown": 83}
 
 
 def test_a_restart_is_noticed_even_when_everything_came_back(own_redis: RedisServer) -> None:

@@ -12,11 +12,13 @@ import redis
 from servers import RedisServer
 
 from penstock_ledger import (
+    AskedAgain,
     Begin,
     BeginReply,
     Begun,
     ItemKey,
     JobState,
+    MayCost,
     Publish,
     RedisForgot,
     RedisLedger,
@@ -28,6 +30,7 @@ from penstock_ledger import (
     SettledRetry,
     open_database,
 )
+from penstock_ledger.in_redis.redis_ledger import PURGED_S
 from penstock_producer.feed.wire import encode_item, item_tag
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.stores import open_stores
@@ -229,7 +232,7 @@ def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
     hot.settle(SettleBatch(done=[done("a", after_retry=True, prompt_tokens=5, completion_tokens=7, cost_microusd=11)]))
     assert hot.begin([begin("a")]) == [Begun(DONE, 0)]
     assert hot.stats(JOB) == {
-        "succeeded": 1, "succeeded_after_retry": 1, "calls": 3, "retries": 2, "rate_limited": 1, "skipped": 1,
+        "succeeded": 1, "succeeded_after_retry": 1, "calls": 3, "rate_limited": 1, "skipped": 1,
         "prompt_tokens": 5, "completion_tokens": 7, "cost_microusd": 11, "retried:unknown": 2,
     }  # fmt: skip
 
@@ -354,7 +357,7 @@ def test_settling_again_changes_nothing(hot: RedisLedger) -> None:
     before = hot.stats(JOB)
     assert hot.settle(batch)[:2] == (0, 0)
     assert hot.stats(JOB) == before
-    assert (before["dead:timeout"], before["calls"], before["retries"]) == (1, 4, 1)
+    assert (before["dead:timeout"], before["calls"], before["retried:unknown"]) == (1, 4, 1)
     assert hot.depth(QUEUE).delayed == 1
 
 
@@ -596,5 +599,37 @@ def test_a_forgotten_job_leaves_no_key_and_takes_no_others(hot: RedisLedger, cli
     hot.set_job_state(JOB, JobState.PAUSED)
     hot.park(JOB, [message("a")])
     hot.forget(JOB)
-    assert list(client.scan_iter("penstock:job-a:*")) == []
+    assert list(client.scan_iter("penstock:job-a:*")) == [b"penstock:job-a:state"]
+    assert 0 < client.ttl("penstock:job-a:state") <= PURGED_S
     assert hot.outstanding("job-ab", 1) == 1
+
+
+def test_late_workers_write_no_key_of_a_job_that_was_purged(hot: RedisLedger, client: Any) -> None:
+    """Whatever a process does that slept through the purge, with items that it held or with the job as it knew it (A8)."""
+    held = [begin("a"), Begin(key("b"), BUCKETS, MayCost(5, owner="w"))]
+    feed(hot, "a", "b")
+    hot.budgets.look(JOB, 1_000)
+    hot.begin(held)
+    hot.forget(JOB)
+    client.delete(QUEUE)
+    before = set(client.scan_iter("*"))
+    assert hot.begin([begin("a"), begin("b")]) == [Begun(CANCELLED, 0)] * 2
+    left = [key("b")]
+    batch = SettleBatch(
+        [done("a")], [SettledDead(key("b"), BUCKETS, "http_400", has_budget=True)], [retry("a", has_budget=True)], left,
+        {left[0]: 3}, [SettledCrash(key("a"), "engine_died")], [AskedAgain(JOB, 1, 1)],
+        tried_again=[SettledCrash(key("a"), "expired")],
+    )  # fmt: skip
+    assert hot.settle(batch) == (0, 0)
+    assert hot.publish(QUEUE, [publish("c")], BUCKETS) == (0, 0, 0)
+    assert hot.rehydrate(JOB, 1, [("a", False)], BUCKETS) == 0
+    hot.park(JOB, [message("a")])
+    hot.bind(JOB, f"{QUEUE}.m")
+    hot.reset_stats(JOB, {"succeeded": 1})
+    for state in JobState:
+        hot.set_job_state(JOB, state)
+    hot.budgets.look(JOB, 2_000, spent=5, batches={"t": 5})
+    hot.budgets.reserve_batch(JOB, 2_000, "t", 5, spent=5)
+    hot.budgets.relearn(JOB)
+    assert set(client.scan_iter("*")) == before
+    assert client.get("penstock:job-a:state") == b"purged"

@@ -135,9 +135,10 @@ def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
 
 
 def test_killed_run_leaves_no_worker_and_resumes(machine: Machine) -> None:
-    """kill -9 of the whole run: workers end by themselves, and the same command finishes the job."""
+    """kill -9 of the whole run: workers end by themselves, and the same command finishes the job. Its report has one figure of
+    retries, of both runs (U11)."""
     machine.source(400)
-    with simulator("--latency-ms", "100") as provider:
+    with simulator("--latency-ms", "100", "--error-rate", "0.1") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10")
         process = machine.start(*arguments)
         eventually(lambda: provider.stats()["requests"] > 60)
@@ -146,7 +147,9 @@ def test_killed_run_leaves_no_worker_and_resumes(machine: Machine) -> None:
         eventually(lambda: not any("penstock_cli" in line for line in machine.leftovers()))
         status, told = machine.penstock(*arguments)
         assert status == 0, told + machine.logs()
-    assert machine.report()["succeeded"] == 400
+    report = machine.report()
+    assert report["succeeded"] == 400
+    assert report["retries"] == sum(report["retried_by_reason"].values()) > 20
     assert machine.leftovers() == []
 
 

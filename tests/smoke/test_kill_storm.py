@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleet import LEASE_S, Fleet, Process
+from fleet import LEASE_S, Fleet, Process, until
+from sqlalchemy import create_engine, make_url, text
 
 from penstock_ledger.model import JobState
 
-WORKERS, CONCURRENCY, PREFETCH = 4, 8, 16
+WORKERS, CONCURRENCY = 4, 8
+SLOTS = 40  # of one worker, where the database stands still
 Pause = tuple[float, float]  # seconds between two kills: the least and the most
 
 
@@ -49,7 +54,7 @@ def storm(fleet: Fleet, kills: int, documents: int, *, pause_s: Pause, latency_m
     )
     assert account.dead == {}
     assert killed >= kills * 3 // 4, "the job ended before the storm: give it more documents"
-    assert account.extra_calls <= killed * PREFETCH
+    assert account.extra_calls <= killed * CONCURRENCY
     assert fleet.deaths >= killed
 
 
@@ -70,3 +75,81 @@ def test_kill_storm_of_an_evening(tmp_path: Path) -> None:
     """Seventy kills over 20,000 items, where stock Celery loses a dozen: none is lost."""
     with Fleet(tmp_path) as fleet:
         storm(fleet, 70, 20_000, pause_s=(0.5, 2.5), latency_ms=150, settle_s=600)
+
+
+@contextlib.contextmanager
+def standing_still(database_url: str) -> Iterator[None]:
+    """No outcome can be stored meanwhile, and all else can be read: another client is in a long transaction."""
+    if database_url.startswith("sqlite"):
+        with contextlib.closing(
+            sqlite3.connect(database_url.removeprefix("sqlite:///"), isolation_level=None, timeout=30)
+        ) as other:
+            other.execute("begin immediate")
+            yield
+            other.execute("rollback")
+        return
+    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
+    with engine.connect() as other:
+        other.execute(text("lock table outcomes in share row exclusive mode"))
+        yield
+        other.rollback()
+    engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def still_fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
+    """A fleet whose database the test makes stand still, on each of both. Nothing limits its calls but the slots."""
+    url = None if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with Fleet(tmp_path, database_url=url, settings={"providers__default__adaptive": "false"}) as fleet:
+        yield fleet
+
+
+def test_answers_that_no_database_takes_are_no_more_than_the_slots(still_fleet: Fleet) -> None:
+    """However fast the answers come: a worker that cannot store them makes no further calls, so its death repeats none."""
+    documents, fleet = 160, still_fleet
+    fleet.provider.start("--latency-ms", "20", "--latency-sigma", "0")
+    worker = fleet.worker(SLOTS, control=True, window=documents)
+    job = fleet.submit(documents)
+    fleet.wait_for_outcomes(job, 1)
+    with standing_still(fleet.database_url):
+        until(lambda: fleet.provider_calls() - fleet.finished(job) >= SLOTS, 30, "all slots hold answers")
+        time.sleep(1)  # for what goes on being called all the same
+        at_risk = fleet.provider_calls() - fleet.finished(job)
+        worker.kill()
+    fleet.worker(SLOTS, control=True)
+    fleet.wait_for(job, JobState.COMPLETED, 60)
+    assert at_risk == SLOTS
+    assert fleet.account(job, documents).extra_calls <= SLOTS
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("latency_ms", [5, 200])
+def test_no_kill_repeats_more_calls_than_there_were_slots(still_fleet: Fleet, latency_ms: int) -> None:
+    """Of one worker or of both, at random moments, with a database that stands still for 3 s in every second round."""
+    fleet, slots, documents, rounds = still_fleet, 200, 6_000 if latency_ms < 50 else 3_000, 12
+    seed = int(os.environ.get("STORM_SEED") or time.time_ns() % 1_000_000)
+    luck = random.Random(seed)
+    print(f"STORM_SEED={seed}")
+    fleet.provider.start("--latency-ms", str(latency_ms))
+    fleet.control(window=documents)
+
+    def start() -> Process:
+        return fleet.worker(slots)
+
+    fleet.ready(start(), start())
+    for number in range(rounds):
+        job = fleet.submit(documents, key=f"round-{number}")
+        fleet.wait_for_outcomes(job, luck.randrange(1, documents // 3))
+        working = [worker for worker in fleet.processes if worker.alive and worker.name.startswith("api")]
+        victims = working if luck.random() < 0.5 else [luck.choice(working)]
+        with standing_still(fleet.database_url) if number % 2 else contextlib.nullcontext():
+            time.sleep(luck.uniform(0, 3.0 if number % 2 else 0.3))
+            for victim in victims:
+                victim.kill()
+        before = fleet.finished(job)
+        fleet.replace_dead(start)
+        fleet.wait_for(job, JobState.COMPLETED, 120, lambda: fleet.replace_dead(start))
+        extra = fleet.account(job, documents).extra_calls
+        print(f"round {number}: {len(victims)} killed at {before} of {documents}, {extra} calls twice")
+        assert before < documents, "the job ended before the kill: give it more documents"
+        assert extra <= len(victims) * slots

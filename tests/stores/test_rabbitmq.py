@@ -23,6 +23,7 @@ from penstock_cli.doctor.broker import rabbitmq
 from penstock_cli.doctor.finding import Verdict
 from penstock_ledger import JobNotFound, keys
 from penstock_ledger.model import Job, JobState
+from penstock_producer.reporting.reasons import retries
 from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect
 from penstock_workers.broker.amqp.publisher import Publisher
@@ -204,7 +205,7 @@ def test_retries_wait_and_come_back(fleet: Fleet) -> None:
     fleet.ready(*workers)
     job = fleet.submit(DOCUMENTS, max_attempts=12)
     finish(fleet, job, extra_calls=DOCUMENTS)
-    assert fleet.counters(job)["retries"] > 0
+    assert retries(fleet.counters(job)) > 0
 
 
 def test_urgent_documents_pass_the_others(fleet: Fleet) -> None:

@@ -45,7 +45,9 @@ def rendered(renderable: object) -> str:
 
 def test_report_json_has_the_promised_fields_in_order(tmp_path: Path) -> None:
     """Other tools read report.json: its fields are a contract."""
-    report = build(job(), counts(), stats={"retries": 3, "rate_limited": 2, "skipped": 1, "calls": 11}, seconds=4.0)
+    report = build(
+        job(), counts(), stats={"retried:timeout": 3, "rate_limited": 2, "skipped": 1, "calls": 11}, seconds=4.0
+    )
     write_report(report, str(tmp_path))
     stored = json.loads((tmp_path / "report.json").read_text())
     assert list(stored) == FIELDS
@@ -82,7 +84,9 @@ def test_exit_status_follows_the_outcome() -> None:
 def test_the_report_for_people_shows_shares_reasons_and_the_next_command() -> None:
     """It says what failed, why, and what to type."""
     console = Console(file=io.StringIO(), width=100, highlight=False)
-    report = build(job(), counts(7, 3, {"[red]odd\x1b[0m": 1, "http_400": 2}), stats={"retries": 3}, seconds=4.0)
+    report = build(
+        job(), counts(7, 3, {"[red]odd\x1b[0m": 1, "http_400": 2}), stats={"retried:timeout": 3}, seconds=4.0
+    )
     show(report, console, dlq_command="penstock dlq list reviews", files={"results": "/x/output.jsonl"})
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
@@ -160,12 +164,11 @@ def test_speed_is_that_of_the_last_seconds() -> None:
 def test_kept_figures_survive_and_add_up(tmp_path: Path) -> None:
     """A resumed job reports the work of all its runs, and damage to the file costs only decoration."""
     path = tmp_path / "id1.json"
-    KeptFigures.load(path).save(10.0, {"retries": 5, "calls": 20, "retried:timeout": 5})
+    KeptFigures.load(path).save(10.0, {"calls": 20, "retried:timeout": 5})
     kept = KeptFigures.load(path)
     assert kept.seconds == 10.0
-    assert kept.merged({"retries": 3, "calls": 25}) == {
+    assert kept.merged({"calls": 25, "retried:timeout": 3}) == {
         "calls": 25,
-        "retries": 5,
         "rate_limited": 0,
         "skipped": 0,
         "repairs": 0,

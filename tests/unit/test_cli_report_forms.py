@@ -72,7 +72,7 @@ def report(key: str = "reviews", reasons: dict[str, int] | None = None) -> Repor
         MadeWith(1, "batch", "default", "1.0", "", 0.5, 1.5, batch_discount=0.5),
         MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5),
     ]
-    return build(job, found, stats={"retries": 3}, seconds=4.0, made_with=made, lanes=lanes, created=(2, 9))
+    return build(job, found, stats={"retried:timeout": 3}, seconds=4.0, made_with=made, lanes=lanes, created=(2, 9))
 
 
 def html(found: Report, course: Course = COURSE) -> str:

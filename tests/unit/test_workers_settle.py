@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -27,6 +28,7 @@ from penstock_workers.item.settling.groups import StoreOutage, StoreWriter
 from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.settling.unstorable import UNSTORABLE
+from penstock_workers.item.slots import Slots
 from penstock_workers.item.turned_away import TurnedAway
 
 AWAY = OperationalError("insert", None, Exception("connection refused"))
@@ -327,3 +329,39 @@ async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
     begun.begun = True
     assert await ended(begun, dead) is dead, "what has begun was fed"
     await starts.close()
+
+
+async def test_a_slot_is_held_until_the_outcome_is_in_sql(house: House) -> None:
+    """A death repeats the calls of what SQL does not have; for Redis, which can be rebuilt, no slot waits."""
+    slots, may_store = Slots(2), threading.Event()
+    at_sql = threading.Event()
+    waiting = {doc: done(doc) for doc in ("d1", "d2")}
+    for settled in waiting.values():
+        assert isinstance(settled.item, Attempt)
+        settled.item.place = await slots.place()
+    seen_by_redis: list[int] = []
+    house.stores.sql = lambda _: (at_sql.set(), may_store.wait(10))
+    house.stores.redis = lambda _: seen_by_redis.append(slots.taken)
+    storing = asyncio.create_task(house.settle(*waiting.values()))
+    assert await asyncio.to_thread(at_sql.wait, 10)
+    assert slots.taken == 2
+    may_store.set()
+    await storing
+    assert (seen_by_redis, slots.taken) == ([0, 0], 0)
+
+
+async def test_a_group_does_not_linger_while_others_wait_for_what_it_holds() -> None:
+    """Outcomes are stored as soon as the settler is told that their slots are wanted."""
+    stores, held = Stores(), asyncio.Event()
+    bridge, parts = House(), cast(Any, stores)
+    settler = Settler(
+        bridge, parts, Failpoints(), OutcomeTally(("default",)), group_max=500, linger_s=3600.0,
+        on_durable=lambda _: held.set(), is_short=lambda waiting: waiting >= 3,
+    )  # fmt: skip
+    settler.start()
+    for doc in ("d1", "d2", "d3"):
+        assert not stores.transactions
+        settler.put(done(doc))
+    await asyncio.wait_for(held.wait(), 10)
+    assert len(stores.rows) == 3
+    await settler.close()

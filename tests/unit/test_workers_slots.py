@@ -20,9 +20,10 @@ async def test_no_more_than_size_at_once_and_in_order() -> None:
     slots, order, gates = Slots(2), [], [asyncio.Event() for _ in range(4)]
 
     async def item(number: int) -> None:
-        with await slots.place():
-            order.append(number)
-            await gates[number].wait()
+        place = await slots.place()
+        order.append(number)
+        await gates[number].wait()
+        place.leave()
 
     tasks = [asyncio.create_task(item(number)) for number in range(4)]
     await settle_loop()
@@ -42,8 +43,9 @@ async def test_an_urgent_item_is_let_in_before_those_who_wait() -> None:
     slots, order = Slots(1), []
 
     async def item(name: str, flow: Flow) -> None:
-        with await slots.place(flow):
-            order.append(name)
+        place = await slots.place(flow)
+        order.append(name)
+        place.leave()
 
     await slots.take(DEFAULT_FLOW)
     waiting = [item(f"n{number}", Flow(job="big")) for number in range(20)]
@@ -93,12 +95,33 @@ async def test_closed_slots_turn_everybody_away() -> None:
         await slots.take(DEFAULT_FLOW)
 
 
-async def test_a_place_that_was_left_early_is_given_up_once() -> None:
-    """Leaving lets the next one in at once, and the end of the block does not give the slot up again."""
+async def test_a_place_that_was_left_is_given_up_once() -> None:
+    """Leaving lets the next one in at once, and leaving again frees no slot of another."""
     slots = Slots(1)
-    with await slots.place() as place:
-        place.leave()
-        with await slots.place():
-            assert slots.taken == 1
-        place.leave()
+    first = await slots.place()
+    first.leave()
+    second = await slots.place()
+    first.leave()
+    assert slots.taken == 1
+    again = asyncio.create_task(first.take_again())
+    await settle_loop()
+    assert not again.done()
+    second.leave()
+    await asyncio.wait_for(again, 1)
+    assert slots.taken == 1
+    first.leave()
     assert slots.taken == 0
+
+
+async def test_slots_are_short_where_stored_answers_would_let_others_in() -> None:
+    """Only while items wait, and more than a few slots are held by what waits to be stored."""
+    slots = Slots(32)
+    for _ in range(32):
+        await slots.take(DEFAULT_FLOW)
+    assert not slots.are_short(32), "nobody waits"
+    waiter = asyncio.create_task(slots.take(DEFAULT_FLOW))
+    await settle_loop()
+    assert [slots.are_short(answered) for answered in (0, 1, 2, 32)] == [False, False, True, True]
+    slots.give_up()
+    await waiter
+    assert not slots.are_short(32)

@@ -161,6 +161,7 @@ class WorkerEngine:
             group_max=settings.commit_max,
             linger_s=settings.commit_linger_s,
             on_durable=partial(_after_settling, None if traces is None else traces.settled),
+            is_short=waits.slots.are_short,
         )
         book = JobBook(read_job(jobs, settings, TenantBudgets(stores.database)))
         starts = Starts(stores.hot, outcomes, jobs, settings.lane, book.forget)

@@ -23,6 +23,7 @@ from penstock_producer.reporting.reasons import (
     in_hooks,
     latest_cause,
     retried_by_reason,
+    retries,
     unserved,
     unserved_model,
 )
@@ -71,7 +72,7 @@ class Watch:
             succeeded=succeeded,
             succeeded_after_retry=counts.succeeded_after_retry,
             dead=dead,
-            retries=stats.get("retries", 0),
+            retries=retries(stats),
             retried_by_reason=retried_by_reason(stats),
             rate_limited=stats.get("rate_limited", 0),
             repairs=stats.get("repairs", 0),

@@ -115,7 +115,7 @@ class SettledRetry(NamedTuple):
     raw: bytes  # the message to send, its retries header grown when the attempt counted
     after_s: float  # not before so many seconds from now, on Redis's clock
     rate_limited: bool = False
-    reason: str = "unknown"  # why, in a word: they are counted by it
+    reason: str = "unknown"  # why, in a word, by which it is counted; "" where nothing was tried
     prompt_tokens: int = 0  # of an answer that came in this attempt and was refused
     completion_tokens: int = 0
     cost_microusd: int = 0

@@ -26,8 +26,16 @@ def finished_of(client: Any, job_ids: Collection[str]) -> list[int]:
         return [sum(max(0, int(count or 0)) for count in counts) for counts in pipe.execute()]
 
 
+def purged(client: Any, job_ids: Collection[str]) -> set[str]:
+    """Those of them that were purged lately: no key of theirs is written any more. Scripts ask likewise (purged.lua)."""
+    states = client.mget([keys.job_state(job_id) for job_id in job_ids]) if job_ids else []
+    return {job_id for job_id, state in zip(job_ids, states, strict=True) if state == keys.PURGED.encode()}
+
+
 def reset(client: Any, job_id: str, known: Mapping[str, int]) -> None:
     """Replace the counters by what SQL knows; those that SQL does not know stay."""
+    if purged(client, [job_id]):
+        return
     kept = {name: value for name, value in stats(client, job_id).items() if _only_here(name)}
     with client.pipeline(transaction=True) as pipe:
         pipe.delete(_name(job_id))
@@ -38,15 +46,15 @@ def reset(client: Any, job_id: str, known: Mapping[str, int]) -> None:
 
 def count_crashed(client: Any, crashed: Sequence[SettledCrash]) -> None:
     """Their starts stay counted, so nothing else is written of them."""
-    _add(client, Counter((_name(key.job_id), f"{keys.RETRIED}{reason}") for key, reason, _ in crashed))
+    _add(client, Counter((key.job_id, f"{keys.RETRIED}{reason}") for key, reason, _ in crashed))
 
 
 def count_asked_again(client: Any, asked: Sequence[AskedAgain]) -> None:
     """Their cost is in the sums of what was settled."""
     counts: Counter[tuple[str, str]] = Counter()
     for job_id, repairs, fallbacks in asked:
-        counts[_name(job_id), "repairs"] += repairs
-        counts[_name(job_id), "fallbacks"] += fallbacks
+        counts[job_id, "repairs"] += repairs
+        counts[job_id, "fallbacks"] += fallbacks
     _add(client, counts)
 
 
@@ -54,15 +62,18 @@ def count_tried_again(client: Any, tried: Sequence[SettledCrash]) -> dict[tuple[
     """What these tries used up is counted with the outcome. Returns the latest documents of feeds of which first answers were
     refused, as lately.lua has them."""
     counts: Counter[tuple[str, str]] = Counter()
-    feeds = dict[tuple[str, int], str]()
+    refused: Counter[tuple[str, int, str]] = Counter()
     for key, reason, refused_first in tried:
-        counts[_name(key.job_id), "retries"] += 1
-        counts[_name(key.job_id), f"{keys.RETRIED}{reason}"] += 1
+        counts[key.job_id, f"{keys.RETRIED}{reason}"] += 1
         if refused_first:
-            scope = feeds[key.job_id, key.generation] = keys.feed_scope(key.job_id, key.generation)
-            for field in ("answered", "missed", f"why:{reason}"):
-                counts[f"{scope}:lately", field] += 1
+            refused.update((key.job_id, key.generation, field) for field in ("answered", "missed", f"why:{reason}"))
     _add(client, counts)
+    gone = purged(client, {job_id for job_id, _, _ in refused})
+    feeds = dict[tuple[str, int], str]()
+    for (job_id, generation, field), count in refused.items():
+        if job_id not in gone:
+            scope = feeds[job_id, generation] = keys.feed_scope(job_id, generation)
+            client.hincrby(f"{scope}:lately", field, count)
     return {
         feed: lately_of(*(client.hgetall(f"{scope}:{part}") for part in ("lately", "earlier")))
         for feed, scope in feeds.items()
@@ -70,9 +81,10 @@ def count_tried_again(client: Any, tried: Sequence[SettledCrash]) -> dict[tuple[
 
 
 def _add(client: Any, counts: Mapping[tuple[str, str], int]) -> None:
-    for (name, field), count in counts.items():
-        if count:
-            client.hincrby(name, field, count)
+    gone = purged(client, {job_id for job_id, _ in counts})
+    for (job_id, field), count in counts.items():
+        if count and job_id not in gone:
+            client.hincrby(_name(job_id), field, count)
 
 
 def _only_here(counter: str) -> bool:

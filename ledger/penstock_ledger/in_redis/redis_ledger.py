@@ -43,6 +43,7 @@ from penstock_ledger.model import ItemKey, Job, JobState
 SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
 LONGEST_DELAY_S: Final = 90_000.0  # of a retry, as a default: no setting allows more than a day
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
+PURGED_S: Final = 604_800  # a worker that was frozen for longer than a week is not expected back
 REBUILT_S: Final = 300  # workers lose what they held from before within a visibility timeout, a minute by default
 
 _STATES: Final = {
@@ -131,6 +132,8 @@ class RedisLedger:
 
     def park(self, job_id: str, raws: Sequence[bytes]) -> None:
         """Keep messages of a paused job outside the queue."""
+        if job_counters.purged(self._client, [job_id]):
+            return
         for chunk in chunks(raws):
             self._client.rpush(f"{keys.job_scope(job_id)}:parked", *chunk)
 
@@ -142,8 +145,8 @@ class RedisLedger:
 
     def bind(self, job_id: str, queue: str) -> str:
         """Bind a job that names no model to the queue of one; returns the queue that it is bound to, by whichever came first."""
-        name = keys.bound_queue(job_id)
-        self._client.set(name, queue, nx=True)
+        if not job_counters.purged(self._client, [job_id]):
+            self._client.set(keys.bound_queue(job_id), queue, nx=True)
         return self.bound(job_id) or queue
 
     def bound(self, job_id: str) -> str | None:
@@ -328,14 +331,16 @@ class RedisLedger:
     def set_job_state(self, job_id: str, state: JobState) -> None:
         """Write the state that workers see at begin. A job in a state that is nothing to them has no key."""
         seen_as = _STATES.get(state)
+        if job_counters.purged(self._client, [job_id]):
+            return
         if seen_as is None:
-            self._client.delete(f"{keys.job_scope(job_id)}:state")
+            self._client.delete(keys.job_state(job_id))
         else:
-            self._client.set(f"{keys.job_scope(job_id)}:state", seen_as)
+            self._client.set(keys.job_state(job_id), seen_as)
 
     def set_job_lane(self, job: Job) -> None:
         """Write the lane that workers see at begin. A job that has never moved has no key."""
-        if job.moves:
+        if job.moves and not job_counters.purged(self._client, [job.job_id]):
             self._client.set(f"{keys.job_scope(job.job_id)}:lane", job.lane)
 
     def see(self, jobs: Sequence[Job]) -> list[JobSeen]:
@@ -347,9 +352,12 @@ class RedisLedger:
         return seen
 
     def forget(self, job_id: str) -> None:
-        """Delete all keys of a job. Walks over the whole key space in small steps: for jobs that are over."""
+        """Delete all keys of a job but one, which keeps late workers from writing others and expires. Walks over the whole key
+        space in small steps: for jobs that are over."""
+        state = keys.job_state(job_id)
+        self._client.set(state, keys.PURGED, ex=PURGED_S)  # first: what is deleted after it does not come back
         names = self._client.scan_iter(match=f"{_no_glob(keys.job_scope(job_id))}:*", count=SCAN_STEP)
-        for chunk in chunks(names, SCAN_STEP):
+        for chunk in chunks((name for name in names if name != state.encode()), SCAN_STEP):
             self._client.unlink(*chunk)
 
     def _with_delayed(self, queues: Sequence[str]) -> list[str]:

@@ -31,8 +31,9 @@ from penstock_ledger.model import ItemKey
 BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
 # What is put before a script: functions that several have.
 SHARED: Final = {
-    "begin": ("table", "account"), "publish": ("urgent",), "promote": ("urgent",), "unpark": ("urgent",),
-    "settle": ("sums", "lately", "account", "keep"), "put_off": ("sums", "lately", "account"), "budget": ("account",),
+    "begin": ("table", "account"), "publish": ("purged", "urgent"), "promote": ("urgent",), "unpark": ("urgent",),
+    "settle": ("purged", "sums", "lately", "account", "keep"), "put_off": ("purged", "sums", "lately", "account"),
+    "budget": ("purged", "account"), "rehydrate": ("purged",),
 }  # fmt: skip
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] penstock:epoch  touched, see below; while it is not the caller's, Redis forgot, and windows tell nothing
 -- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when windows are not full again; computed, from ARGV:
---   penstock:<job>:state, :lane     strings: paused | cancelled; the lane that it has moved to; :budget and others: account.lua
+--   penstock:<job>:state, :lane     strings: paused | cancelled | purged; the lane that it has moved to; :budget and others: account.lua
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
 --   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; put_off.lua takes them back
@@ -19,7 +19,7 @@
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local VERDICTS, GO, DONE, ELSEWHERE = {paused = 2, cancelled = 3}, 0, 1, 6
+local VERDICTS, GO, DONE, ELSEWHERE = {paused = 2, cancelled = 3, purged = 3}, 0, 1, 6
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
 local unknown, answer = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4, {}
 

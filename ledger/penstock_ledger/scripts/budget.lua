@@ -11,10 +11,11 @@
 --   give_back: what SQL counts as spent (""), then names, each with the entry that is meant ("" for any)
 --   tried: what was refused is tried again: forget the least of it
 --   relearn: after a rebuild look brings what SQL knows once more; what is reserved stands where Redis still has it
--- Returns 0 where Redis does not know of the budget (look knows it then), else {spent, reserved, lacking, 1 where it was reserved,
+-- Returns 0 where Redis does not know of the budget (look knows it then, and zeros of a job that was purged), else {spent, reserved, lacking, 1 where it was reserved,
 -- and of a tenant with a budget: the budget, spent and reserved together, reserved}; all of them as text, since Lua's numbers are cut
 
 local job, asked = ARGV[1], ARGV[2]
+if is_purged(job) then return asked == 'look' and {'0', '0', '', '0'} or 0 end
 local budget = redis.call('GET', job .. ':budget')
 local done = 1
 

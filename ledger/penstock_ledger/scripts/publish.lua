@@ -9,7 +9,7 @@
 -- ARGV[5] msgpack list of documents (at most 500), each {document id, position, bucket number, completed-set field}; the field
 -- is false where it is the document's id, else the index of the argument that holds it,
 -- then one raw message per document, in the same order, then the fields.
--- Returns {published, done, in window}, or the epoch found (a string, "" for none) and nothing is done.
+-- Returns {published, done, in window}, zeros where the job was purged, or the epoch found (a string, "" for none) and nothing is done.
 -- The first write needs memory, so a full Redis refuses the whole call.
 --
 -- A call of Redis from Lua costs as much as what it does, and so does each argument: hence one HMGET, HSET and LPUSH for all.
@@ -19,6 +19,7 @@ local DOC, POSITION, BUCKET, FIELD = 1, 2, 3, 4
 
 local epoch = redis.call('GET', KEYS[1]) or ''
 if epoch ~= ARGV[1] then return epoch end
+if is_purged(job_of(ARGV[2])) then return {0, 0, 0} end
 local urgent, again = ARGV[3] == '1', ARGV[4] == '1'
 local docs = cmsgpack.unpack(ARGV[5])
 

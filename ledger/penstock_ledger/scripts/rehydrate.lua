@@ -8,6 +8,7 @@
 -- Returns how many were missing
 
 local missing = 0
+if is_purged(job_of(ARGV[1])) then return missing end
 for i = 2, #ARGV, 4 do
   missing = missing + redis.call('HSET', ARGV[1] .. ARGV[i], ARGV[i + 1], ARGV[i + 3])
   redis.call('HDEL', KEYS[1], ARGV[i + 2])

@@ -2,6 +2,7 @@
 --
 -- KEYS[1] penstock:epoch  only touched, see below; computed, from the prefixes in ARGV:
 --   penstock:<job>:stats            hash of counters; sums.lua. :lately and :earlier of feeds: lately.lua
+--   penstock:<job>:state            string: of a job that was purged nothing is written; purged.lua
 --   penstock:<job>:<gen>:done:<n>   hash, completed set: "" done, "!" dead
 --   penstock:<job>:<gen>:window     hash: finished items leave it, and
 --   penstock:<job>:<gen>:starts     hash: likewise; the hashes of keep.lua, and of account.lua in jobs with a budget
@@ -20,7 +21,7 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[1])) do
   local job, scope, docs, items, has_budget = unpack(feed)
   redis.call('HDEL', scope .. ':window', unpack(docs))
   redis.call('HDEL', scope .. ':starts', unpack(docs))
-  for at, item in ipairs(items) do
+  for at, item in ipairs(is_purged(job) and {} or items) do
     local why = item[WHY]
     local is_dead = type(why) == 'string'
     local field = item[FIELD] and ARGV[item[FIELD]] or docs[at]

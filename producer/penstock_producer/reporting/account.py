@@ -12,7 +12,7 @@ from penstock_producer.reporting import money
 from penstock_producer.reporting.changes import saved_tokens
 from penstock_producer.reporting.lanes import lanes_of
 from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.reasons import retried_by_reason
+from penstock_producer.reporting.reasons import retried_by_reason, retries
 from penstock_producer.tally import Tally
 
 __all__ = ["BatchesCreated", "PromptTokens", "Report", "build"]
@@ -123,7 +123,7 @@ def build(
         dead=counts.dead,
         skipped=stats.get("skipped", 0),
         calls=max(counts.calls, stats.get("calls", 0)),
-        retries=stats.get("retries", 0),
+        retries=retries(stats),
         rate_limited=stats.get("rate_limited", 0),
         prompt_tokens=counts.prompt_tokens,
         completion_tokens=counts.completion_tokens,

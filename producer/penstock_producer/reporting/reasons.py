@@ -24,6 +24,7 @@ __all__ = [
     "latest_cause",
     "retried_by_reason",
     "retried_line",
+    "retries",
     "reused_lines",
     "unserved",
     "unserved_model",
@@ -65,6 +66,11 @@ def retried_by_reason(stats: Mapping[str, int]) -> dict[str, int]:
     """Attempts that were followed by another, the most frequent reason first."""
     found = {name.removeprefix(RETRIED): count for name, count in stats.items() if name.startswith(RETRIED) and count}
     return dict(sorted(found.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def retries(stats: Mapping[str, int]) -> int:
+    """Attempts that were followed by another, over the whole life of a job: the one figure that is shown as its retries."""
+    return sum(retried_by_reason(stats).values())
 
 
 def retried_line(by_reason: Mapping[str, int]) -> str | None:

@@ -18,6 +18,7 @@ from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Outcome
 from penstock_workers.item.same_request import ReusePolicy
+from penstock_workers.item.slots import SlotPlace
 from penstock_workers.item.spent import NOTHING_SPENT, Spent, spent_before
 from penstock_workers.settings import ProviderSettings
 
@@ -105,6 +106,7 @@ class Attempt(Item, kw_only=True, eq=False):
     line: int = 0  # of suspects: in how narrow a group; 0 is the widest
     sent_at: float = 0.0  # loop time at which the lane was asked; 0 before that
     last_answer: bytes | None = None
+    place: SlotPlace | None = None  # its slot, until its outcome is in SQL
     room: Room | None = None  # what a large answer takes of the memory for answers, until it is settled
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests

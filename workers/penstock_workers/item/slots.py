@@ -11,10 +11,15 @@ from penstock_workers.item.outcome import Released
 from penstock_workers.item.turned_away import TurnedAway
 
 TURN = 1.0  # what a slot costs its flow: how long the item will take is not known yet
+IDLE_SHARE = 8  # one slot in so many may wait for the group commit while items wait for slots
 
 
 class Slots:
-    """How many items are in flight at once: first come, first served inside a flow, fair between flows. On one event loop."""
+    """How many items are in flight at once: first come, first served inside a flow, fair between flows. On one event loop.
+
+    In flight is an item from its turn until its outcome is in SQL: the calls that a death of this process may repeat are
+    those of the items in its slots.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -40,9 +45,13 @@ class Slots:
             raise
 
     async def place(self, flow: Flow = DEFAULT_FLOW) -> SlotPlace:
-        """A slot, ``with`` which its holder may leave it before the block ends. Raises as ``take`` does."""
+        """Wait for a slot, which its holder may leave and take again. Raises as ``take`` does."""
         await self.take(flow)
-        return SlotPlace(self)
+        return SlotPlace(self, flow)
+
+    def are_short(self, answered: int) -> bool:
+        """Whether items wait for slots while more than a few are held by so many that only wait to be stored."""
+        return self.taken >= self.size and answered * IDLE_SHARE >= self.size and bool(self._waiting)
 
     def resize(self, size: int) -> None:
         """Growing lets waiters in at once; shrinking takes effect as running items end."""
@@ -67,19 +76,19 @@ class Slots:
 
 
 class SlotPlace:
-    """One slot of ``Slots``, for one block."""
+    """One slot of ``Slots``, until its holder leaves it."""
 
-    __slots__ = ("_slots", "_taken")
+    __slots__ = ("_flow", "_slots", "_taken")
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, flow: Flow) -> None:
         self._slots = slots
+        self._flow = flow
         self._taken = True
 
-    def __enter__(self) -> SlotPlace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
+    async def take_again(self) -> None:
+        """Wait for a slot in place of the one that was left. Raises as ``Slots.take`` does."""
+        await self._slots.take(self._flow)
+        self._taken = True
 
     def leave(self) -> None:
         """Free the slot; leaving again changes nothing."""

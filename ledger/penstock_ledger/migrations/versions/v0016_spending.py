@@ -1,4 +1,4 @@
-"""What jobs have spent that no visible outcome says, kept when dead letters are replayed, batches are lost and jobs are purged; and
+"""What jobs have spent that no visible outcome says, kept when dead letters are replayed, batches are lost and jobs purged; and
 how many answers no price is known of.
 
 Processes of the release before go on beside it: what they settle is in the tallies, which the account adds up with this table. A

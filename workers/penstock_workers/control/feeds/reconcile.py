@@ -14,6 +14,7 @@ from penstock_ledger.model import Feed, ItemKey, Job
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.repair import republish
 from penstock_producer.feed.wire import item_tag
+from penstock_producer.reporting.reasons import retries
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Reconciler:
 
     def _worth_a_scan(self, job: Job, queue: str, outstanding: int) -> bool:
         stats = self._hot.stats(job.job_id)
-        progress = stats.get("succeeded", 0) + stats.get("dead", 0) + stats.get("retries", 0)
+        progress = stats.get("succeeded", 0) + stats.get("dead", 0) + retries(stats)
         stalled, self._last_progress = progress == self._last_progress, progress
         depth = self._hot.depth(queue)
         return stalled or bool(self._suspects) or outstanding > depth.queued + depth.unacked + depth.delayed

@@ -82,5 +82,6 @@ class Cancelling:
         if closed is None:
             return  # read once more; the missing documents are written off then
         reason = f"{job.reason}; {closed.reason}" if isinstance(closed, Unbalanced) else job.reason
-        self._hot.reset_stats(job.job_id, stats_from(self._outcomes.counts(job.job_id)))
+        known = stats_from(self._outcomes.counts(job.job_id), self._hot.stats(job.job_id))
+        self._hot.reset_stats(job.job_id, known)
         self._states.move(job, JobState.CANCELLED, reason)

@@ -39,7 +39,7 @@ class Completion:
             self._states.move(job, closed.state, closed.reason)
         elif closed is not None and self._written(job, spec):
             if self._hot.stats(job.job_id).get("succeeded", 0) != closed.succeeded:  # drifted while Redis was rebuilt
-                self._hot.reset_stats(job.job_id, stats_from(closed))
+                self._hot.reset_stats(job.job_id, stats_from(closed, self._hot.stats(job.job_id)))
             self._states.move(job, JobState.COMPLETED, None)
 
     def _written(self, job: Job, spec: JobSpec) -> bool:

@@ -10,14 +10,16 @@ such a job has documents in provider batches, since it was in that lane before, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from penstock_ledger import JobStore, LaneMoves, OutcomeStore, RedisLedger, buckets_for
+from penstock_ledger import RETRIED, JobStore, LaneMoves, OutcomeStore, RedisLedger, buckets_for
 from penstock_ledger.model import Counts, Job
 from penstock_producer.job.lanes import packs
+from penstock_producer.reporting.reasons import retries
 
 log = logging.getLogger(__name__)
 
+UNKNOWN = f"{RETRIED}unknown"
 REHYDRATE_PAGE = 5_000  # finished documents per round trip while the completed set is rebuilt
 
 
@@ -49,7 +51,8 @@ class Recovery:
         for generation in range(1, job.generation + 1):
             for page in self._outcomes.terminal_docs(job.job_id, generation, REHYDRATE_PAGE):
                 self._hot.rehydrate(job.job_id, generation, page, buckets_for(job))
-        self._hot.reset_stats(job.job_id, stats_from(self._outcomes.counts(job.job_id)))
+        known = stats_from(self._outcomes.counts(job.job_id), self._hot.stats(job.job_id))
+        self._hot.reset_stats(job.job_id, known)
         self._end_calls(job)
         self._hot.budgets.relearn(job.job_id)  # the round after this reserves what SQL knows of batches
         self._hot.set_job_lane(job)
@@ -64,16 +67,20 @@ class Recovery:
         self._hot.budgets.end_calls(job.job_id, {key: entry for key, entry in calls.items() if key in ended})
 
 
-def stats_from(counts: Counts) -> dict[str, int]:
-    """The counters as SQL knows them. Retries that ended well are known by their calls."""
+def stats_from(counts: Counts, kept: Mapping[str, int]) -> dict[str, int]:
+    """The counters as SQL knows them. ``kept`` are those that Redis still has: what finished documents were asked more often than
+    these say was tried again for reasons that are lost."""
+    asked_again = kept.get("repairs", 0) + kept.get("fallbacks", 0)
+    tried_again = counts.calls + sum(counts.reused.values()) - counts.succeeded - counts.dead - asked_again
+    lost = max(0, tried_again - retries(kept))
     return {
         "succeeded": counts.succeeded,
         "succeeded_after_retry": counts.succeeded_after_retry,
         "dead": counts.dead,
         "calls": counts.calls,
-        "retries": max(0, counts.calls + sum(counts.reused.values()) - counts.succeeded - counts.dead),
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
         "cost_microusd": counts.cost_microusd,
         **{f"reused:{reason}": number for reason, number in counts.reused.items()},
+        **({UNKNOWN: kept.get(UNKNOWN, 0) + lost} if lost else {}),
     } | {f"dead:{reason}": number for reason, number in counts.dead_by_reason.items()}

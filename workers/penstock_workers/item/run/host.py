@@ -6,9 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 
-from penstock_workers.item.attempt import Settled
 from penstock_workers.item.deliveries import Delivery
-from penstock_workers.item.outcome import Released
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.slots import ItemWaits
@@ -81,9 +79,6 @@ class ItemHost:
         return "quota" if 2 * len(self._waits.admission) >= slots.size else "slots"
 
     async def _run(self, delivery: Delivery) -> None:
-        try:
-            settled = await self._runner.run(delivery)
-        except asyncio.CancelledError:  # while the runner looked whether an item that it turned away was sent by a feed
-            settled = Settled(delivery, Released("this worker has stopped working on it"))
+        settled = await self._runner.run(delivery)
         self._tasks.pop(delivery, None)
         self._settler.put(settled)

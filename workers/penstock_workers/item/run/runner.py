@@ -11,6 +11,7 @@ import logging
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Final
 
 from penstock_producer.feed.wire import decode_item
 from penstock_workers.failpoints import Failpoints
@@ -39,6 +40,8 @@ from penstock_workers.item.spent import NOTHING_SPENT
 from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 
 log = logging.getLogger(__name__)
+
+STOPPED: Final = Released("this worker has stopped working on it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +74,7 @@ class ItemRunner:
             item = attempt = await self._open(item)
             outcome = await (self.reuse.once(attempt, self._steps) if attempt.job.reuse else self._steps(attempt))
         except asyncio.CancelledError:
-            outcome = Released("this worker has stopped working on it")
+            outcome = STOPPED
         except Exception as error:
             outcome = await self._not_tried(item, error)
         if isinstance(item, Item):
@@ -81,10 +84,10 @@ class ItemRunner:
     async def _steps(self, attempt: Attempt) -> Outcome:
         if attempt.lost:
             raise TurnedAway(decide(attempt, Failure("source_lost", attempt.lost, None), self.policy))
-        with await self.waits.slots.place(attempt.job.flow) as place:
-            happened = await self._try_where(attempt, place)
-            while isinstance(happened, Failure) and has_follow_up(attempt, happened, self.policy):
-                happened = await self._follow_up(attempt, place, happened)
+        attempt.place = place = await self.waits.slots.place(attempt.job.flow)  # until its outcome is stored
+        happened = await self._try_where(attempt, place)
+        while isinstance(happened, Failure) and has_follow_up(attempt, happened, self.policy):
+            happened = await self._follow_up(attempt, place, happened)
         if not attempt.begun:  # refused while it was made ready, which says nothing of other documents
             raise TurnedAway(decide(attempt, happened, self.policy))
         if self.runs.note(attempt, happened):
@@ -99,8 +102,7 @@ class ItemRunner:
         except TurnedAway as away:
             if away.outcome is not None:
                 raise
-            place.leave()  # waiting for its place apart, it must not keep others from their turn
-        return await self._try_apart(attempt)
+        return await self._try_apart(attempt, place)
 
     async def _try(self, attempt: Attempt) -> Failure | Reply:
         attempt.mark("seated")
@@ -235,12 +237,14 @@ class ItemRunner:
             return instead_of(attempt, before, error, self.policy)
         return after(before, happened) if isinstance(happened, Failure) else happened
 
-    async def _try_apart(self, attempt: Attempt) -> Failure | Reply:
-        """The same steps in the quarantine, when there is a place."""
+    async def _try_apart(self, attempt: Attempt, place: SlotPlace) -> Failure | Reply:
+        """The same steps in the quarantine, when there is room in it."""
+        place.leave()  # while it waits there, it must not keep others from their turn
         async with AsyncExitStack() as stack:
             with self.waits.others:
                 await stack.enter_async_context(self.quarantine.place(attempt))
             attempt.confined = True
+            await place.take_again()
             return await self._try(attempt)
 
     async def _not_tried(self, item: Delivery | Item | Attempt, error: Exception) -> Outcome:
@@ -255,4 +259,7 @@ class ItemRunner:
         if not isinstance(item, Item) or (isinstance(item, Attempt) and item.begun):
             return outcome
         job = self.reads.known_job(item.key.job_id, item.message.endpoint)
-        return await self.starts.vouch(item, job, outcome)
+        try:
+            return await self.starts.vouch(item, job, outcome)
+        except asyncio.CancelledError:
+            return STOPPED

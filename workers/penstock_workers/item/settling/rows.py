@@ -12,6 +12,7 @@ from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Released, Retry
+from penstock_workers.item.same_request import SAME_REQUEST
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
 from penstock_workers.item.tokens import tokens_used
 
@@ -95,7 +96,7 @@ def settled_retry(attempt: Attempt, retry: Retry, queue: str, *, refused_first: 
         raw=_message(attempt, queue, attempt.number if retry.counted else attempt.retries),
         after_s=retry.after_s,
         rate_limited=retry.rate_limited,
-        reason=reason_of(retry),
+        reason="" if reason_of(retry) == SAME_REQUEST else reason_of(retry),  # for that one nothing was tried
         prompt_tokens=attempt.spent.prompt_tokens,
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,

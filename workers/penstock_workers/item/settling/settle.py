@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Settled
+from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Bridge
 from penstock_workers.item.settling.backlog import Backlog
 from penstock_workers.item.settling.groups import Gatherer, StoreWriter
@@ -30,6 +30,10 @@ STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the 
 Durable = Callable[[Sequence[Settled]], None]  # called with each group that is durable; must not raise
 
 
+def _never(waiting: int) -> bool:
+    return False
+
+
 class Settler:
     """Groups outcomes (at most ``group_max``, at most ``linger_s``) and commits one group after the other."""
 
@@ -43,13 +47,16 @@ class Settler:
         group_max: int,
         linger_s: float,
         on_durable: Durable | None = None,
+        is_short: Callable[[int], bool] = _never,
     ) -> None:
+        """``is_short``: whether others wait for what so many outcomes hold until they are stored; then no group lingers."""
         self._bridge = bridge
         self._records = records
+        self._is_short = is_short
         self._on_durable = on_durable
         self._tally = tally
         self._failpoints = failpoints
-        self._gatherer = Gatherer(self._commit, group_max=group_max, linger_s=linger_s, at_once=is_awaited)
+        self._gatherer = Gatherer(self._commit, group_max=group_max, linger_s=linger_s, at_once=self._is_urgent)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
         self._unstorable = Unstorable(log)
         failure_log = FailureLog(log)
@@ -82,9 +89,15 @@ class Settler:
             "store-trouble": self.backlog.trouble() or "",
         }
 
+    def _is_urgent(self, settled: Settled) -> bool:
+        return is_awaited(settled) or self._is_short(len(self._gatherer))
+
     async def _commit(self, group: Sequence[Settled]) -> None:
         self.backlog.take()
         group = await self._store(self._sql, self._write_sql, group, self._unstorable.by_sql)
+        for settled in group:  # no death of this process repeats a call for it any more
+            if isinstance(settled.item, Attempt) and settled.item.place is not None:
+                settled.item.place.leave()
         group = await self._store(self._redis, self._records.write_redis, group, self._unstorable.by_redis)
         self._failpoints.hit("after_settle")
         self.groups += 1
