@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 WAITING_MAX: Final = 1_000  # pieces of work that wait for a thread: some seconds of it; the next one is refused
 
+SMALL_BYTES: Final = 64 * 1024  # of a body: what the event loop may work on itself, for some milliseconds
+
 
 class Backend:
     """One of them serves an app, from the start of its lifespan to the end."""
@@ -96,7 +98,17 @@ class Backend:
         call: Callable[[], T] = partial(contextvars.copy_context().run, partial(work, *args, **kwargs))
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         future.add_done_callback(self._worked)
-        return await future
+        try:
+            return await future
+        finally:
+            del (
+                future
+            )  # with an error in it, it would keep this frame, and so the error, and a body in one of its frames
+
+    async def run_sized(self, size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do work that grows with ``size`` bytes of a caller's: here where they are few, and else in a thread, so that the event
+        loop goes on. Raises Refused (503), as ``run`` does."""
+        return work(*args, **kwargs) if size <= SMALL_BYTES else await self.run(work, *args, **kwargs)
 
     def round_done(self, task: object) -> None:
         """A piece of background work has ended a round without an error."""

@@ -6,15 +6,15 @@ import asyncio
 from typing import Any, Final
 
 import redis
-from fastapi import APIRouter
 from sqlalchemy import text
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.checks.json_bodies import Router
 from penstock_ledger import PenstockError
 
-router = APIRouter()
+router = Router()
 
 LOOK_S: Final = 2.0  # for each of the two: a probe that waits longer has its answer
 

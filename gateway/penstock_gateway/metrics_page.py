@@ -7,19 +7,20 @@ import logging
 from collections.abc import Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from prometheus_client import CONTENT_TYPE_LATEST, start_http_server
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock_gateway.callers.caller import Caller, caller_with
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.metrics import DoorMetrics, metrics_of
 from penstock_gateway.settings import GatewaySettings
 
 __all__ = ["metrics_served", "router"]
 
 log = logging.getLogger("penstock.gateway")
-router = APIRouter()
+router = Router()
 
 
 @router.get("/metrics", include_in_schema=False)

@@ -67,6 +67,7 @@ class RequestIds:
             metrics.refused(refused.code)
             answer = answer_to(refused, scope["path"], request_id)
             await answer(scope, receive, send_with_id)
+            del refused  # which knows this frame by its traceback, and all others with what they hold, as a body
         finally:
             took_s, route = time.perf_counter() - started, route_of(HTTPConnection(scope))
             metrics.in_flight.dec()

@@ -38,7 +38,7 @@ class DocumentChecker:
             saw = f" Seen: {fault.value}." if fault.value else ""
             raise InvalidDocument(
                 fault.code,
-                f"document {doc_id!r}:{field} {fault.message}{saw} Fix: {fault.fix}",
+                f"document {seen(doc_id)}:{field} {fault.message}{saw} Fix: {fault.fix}",
                 public=f"document {seen(doc_id)}{f' ({fault.field})' if fault.field else ''}",
             ) from None
 

@@ -26,7 +26,7 @@ PenstockError, of the ledger
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ __all__ = [
     "UnknownMessageVersion",
     "WireError",
     "listed",
+    "pointer_to",
     "seen",
 ]
 
@@ -72,11 +73,40 @@ MAX_SEEN_CHARS = 80  # enough to recognise a value, too little to flood a termin
 
 
 def seen(value: Any) -> str:
-    """``value`` as shown in an error message: its repr, cut to 80 characters."""
+    """``value`` as shown in an error message: its repr, cut to 80 characters. No more of it is written than is shown."""
+    text = ""
+    for piece in _repr_of(value):
+        text += piece
+        if len(text) > MAX_SEEN_CHARS:
+            return text[: MAX_SEEN_CHARS - 1] + "…"
+    return text
+
+
+def _repr_of(value: Any) -> Iterator[str]:
+    """Yield its repr piece by piece: that of a 100 MB line, or of a million objects, would cost more than reading them."""
     if isinstance(value, (str, bytes)):
-        value = value[: MAX_SEEN_CHARS + 1]  # repr of a 100 MB line would cost more than the line
-    text = repr(value)
-    return text if len(text) <= MAX_SEEN_CHARS else text[: MAX_SEEN_CHARS - 1] + "…"
+        yield repr(value[: MAX_SEEN_CHARS + 1])
+    elif type(value) is dict:
+        yield "{"
+        for number, (name, inner) in enumerate(value.items()):
+            yield ", " if number else ""
+            yield from _repr_of(name)
+            yield ": "
+            yield from _repr_of(inner)
+        yield "}"
+    elif type(value) is list:
+        yield "["
+        for number, inner in enumerate(value):
+            yield ", " if number else ""
+            yield from _repr_of(inner)
+        yield "]"
+    else:
+        yield repr(value)
+
+
+def pointer_to(*names: object) -> str:
+    """The JSON pointer to a field, each name in it cut to 80 characters: a caller may have chosen it."""
+    return "".join(f"/{str(name)[:MAX_SEEN_CHARS]}" for name in names)
 
 
 # Fields of a spec that hold content, as parts of a pointer; none is the whole spec.

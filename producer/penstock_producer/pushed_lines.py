@@ -15,6 +15,7 @@ from penstock_producer.sources.forms.strict_json import RowFault, parse_object
 __all__ = ["LINES_MAX", "LineFate", "PushedLine", "PushedLines"]
 
 LINES_MAX: Final = 10_000  # of one call, blank ones included: a request ends within seconds
+ID_CHARS_SHOWN: Final = 512  # of an id that is refused, perhaps for its length: as many as one may have
 _FIELDS: Final = (b'"id"', b'"document"')  # quoted: neither may occur twice
 
 
@@ -90,7 +91,7 @@ class PushedLines:
             code, message = fault.code, f"{fault.message} Fix: {fault.fix}"
         except InvalidDocument as error:
             code, message = error.code, str(error).removeprefix(f"{error.code}: ")
-        name = doc_id if isinstance(doc_id, str) else None
+        name = doc_id[:ID_CHARS_SHOWN] if isinstance(doc_id, str) else None
         return PushedLine(number, name, LineFate.REFUSED, code, message)
 
     def _store(self, group: list[tuple[int, str, bytes]]) -> Iterator[PushedLine]:

@@ -49,7 +49,7 @@ INTERNAL_SURFACE = {
         "feed.queues", "feed.repair",
         "feed.routes", "feed.served", "feed.tracing", "feed.wire", "job.durations", "job.endpoints", "job.fallback",
         "job.lanes", "job.model_schema", "job.options", "job.params", "job.repeats", "job.run_options", "job.sinks", "job.spec",
-        "job.targets",
+        "job.targets", "job.unknown", "json_bounds",
         "jobfile", "outputs", "parts.growing", "pins", "planning.batches", "planning.figures", "planning.flow",
         "planning.intervals", "planning.sizing", "prices.known", "prices.spent_budget", "prices.token_prices", "refusals",
         "reporting.account", "reporting.advice", "reporting.batches", "reporting.cards", "reporting.changes",

@@ -10,6 +10,7 @@ from msgspec import Struct
 from penstock_gateway.batches.metadata import metadata_of
 from penstock_gateway.ids import is_id
 from penstock_gateway.refused import Refused
+from penstock_producer.errors import seen
 from penstock_producer.job.durations import seconds_of
 
 __all__ = ["ENDPOINTS", "AskedBatch", "asked_batch"]
@@ -57,14 +58,14 @@ def _endpoint(given: Any) -> str:
     if isinstance(given, str) and given in ENDPOINTS:
         return given
     supported = ", ".join(f"'{one}'" for one in ENDPOINTS)
-    raise _refused("endpoint", f"{str(given)[:80]!r}; supported values are {supported}")
+    raise _refused("endpoint", f"{seen(given)}; supported values are {supported}")
 
 
 def _window_s(given: Any) -> float:
     """A window that is accepted is kept: the batch ends with it, whatever is not done by then."""
     if isinstance(given, str) and _WINDOW.fullmatch(given) and seconds_of(given) <= MAX_WINDOW_S:
         return seconds_of(given)
-    why = f"{str(given)[:80]!r}; write a whole number and s, m, h or d, up to 30d, such as '24h'"
+    why = f"{seen(given)}; write a whole number and s, m, h or d, up to 30d, such as '24h'"
     raise _refused("completion_window", why)
 
 

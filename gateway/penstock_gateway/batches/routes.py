@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
@@ -18,7 +18,7 @@ from penstock_gateway.batches.shown import shown
 from penstock_gateway.batches.specs import OPENAI
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.rows import whose
-from penstock_gateway.checks.json_bodies import object_of
+from penstock_gateway.checks.json_bodies import Router, object_of
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
     BatchesAsked,
@@ -27,7 +27,7 @@ from penstock_ledger import (
     OutcomeStore,
 )
 
-router = APIRouter(tags=["batches"])
+router = Router(tags=["batches"])
 
 PAGE, PAGE_MAX = 20, 100
 KEY_MAX: Final = 255  # characters of an Idempotency-Key
@@ -41,7 +41,7 @@ Writer = Annotated[Caller, Depends(caller_with("write"))]
 async def create(request: Request, caller: Writer) -> JSONResponse:
     """The batch, which is validated from here on: faults of its file are shown by the batch, not refused here."""
     backend = backend_of(request)
-    asked = asked_batch(object_of(await request.body()))
+    asked = asked_batch(object_of(await request.json()))
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= KEY_MAX:
         raise Refused(400, f"An Idempotency-Key has 1 to {KEY_MAX} characters.", code="invalid_value")

@@ -15,8 +15,9 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import STATE, Caller
-from penstock_gateway.checks.json_bodies import check_json
+from penstock_gateway.checks.json_bodies import is_json, json_kept, parsed
 from penstock_gateway.metrics import metrics_of, route_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewayFields
@@ -74,17 +75,17 @@ class Bodies:
         if not _has_body(headers) or _is_below(path, STREAMED):
             await self._app(scope, incoming.next, send)
             return
-        is_json = _is_json(headers)
-        if not is_json and path.startswith("/v1/") and not _is_below(path, OTHER_TYPES):
+        read_as_json = is_json(headers.get("content-type", ""))
+        if not read_as_json and path.startswith("/v1/") and not _is_below(path, OTHER_TYPES):
             raise Refused(
                 415, "The body has to be JSON: send the header `Content-Type: application/json`.",
                 code="unsupported_content_type",
             )  # fmt: skip
-        await self._whole(scope, incoming, send, is_json)
+        await self._whole(scope, incoming, send, read_as_json)
 
-    async def _whole(self, scope: Scope, incoming: Incoming, send: Send, is_json: bool) -> None:
+    async def _whole(self, scope: Scope, incoming: Incoming, send: Send, read_as_json: bool) -> None:
         # One buffer: a list of pieces would take forty bytes for each byte of a body that comes byte by byte.
-        body, held, tenant = bytearray(), 0, _tenant_of(scope)
+        received, held, tenant = bytearray(), 0, _tenant_of(scope)
         try:
             more = True
             while more:
@@ -92,17 +93,20 @@ class Bodies:
                 if message["type"] != "http.request":
                     return  # its sender has gone
                 piece = message.get("body", b"")
-                body += piece
+                received += piece
                 held += len(piece)
                 self._held += len(piece)
                 self._held_of[tenant] += len(piece)
                 self._check_room(tenant, held)
                 more = message.get("more_body", False)
-            whole = bytes(body)
-            body.clear()
-            if is_json and whole:
-                check_json(whole)
-            await self._app(scope, Replayed(whole, incoming.next).next, send)
+            body = bytes(received)
+            received.clear()
+            if read_as_json and body:
+                value = await backend_of(HTTPConnection(scope)).run_sized(len(body), parsed, body)
+                with json_kept(scope, value):
+                    await self._app(scope, Replayed(body, incoming.next).next, send)
+            else:
+                await self._app(scope, Replayed(body, incoming.next).next, send)
         finally:
             self._held -= held
             self._held_of[tenant] -= held
@@ -205,11 +209,6 @@ def _too_large(most: int) -> Refused:
 
 def _has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
-
-
-def _is_json(headers: Headers) -> bool:
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _is_below(path: str, places: Sequence[str]) -> bool:

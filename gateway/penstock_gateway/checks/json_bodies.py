@@ -1,46 +1,105 @@
-"""Bodies of JSON, read in one place. What Python would take and others would not is refused: NaN, infinite numbers, hundreds of
-levels."""
+"""Bodies of JSON, read once and in one place. What Python would take and others would not is refused: NaN, infinite numbers,
+hundreds of levels; and more than can be read while others wait (penstock_producer/json_bounds.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import orjson
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
 
 from penstock_gateway.refused import Refused
+from penstock_producer.json_bounds import overfull
 
-__all__ = ["MAX_DEPTH", "check_json", "object_of"]
+__all__ = ["MAX_DEPTH", "MAX_KEYS", "Router", "is_json", "json_kept", "object_of", "parsed"]
 
 MAX_DEPTH: Final = 64  # objects and lists inside one another; a request with tools has about ten
+MAX_KEYS: Final = 5_000  # of one object: each that is not known there is an error of its own
+_STATE: Final = "penstock_json"
 
 
-def check_json(body: bytes) -> None:
-    """Raises Refused for what is not one JSON value, or is nested deeper than a request can be."""
-    value = _value(body)
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
-        raise Refused(400, f"The body has more than {MAX_DEPTH} levels of nesting.", code="nesting_too_deep")
+class _Request(Request):
+    """The framework asks it for the JSON of its body, which was read before the route was found."""
+
+    async def json(self) -> Any:
+        try:
+            return self.scope["state"][_STATE]
+        except KeyError:
+            if not await self.body():
+                raise Refused(400, "The body is not valid JSON: it is empty.", code="invalid_json") from None
+            raise Refused(  # its Content-Type says JSON to the framework and not to us
+                415, "The body has to be JSON: send the header `Content-Type: application/json`.",
+                code="unsupported_content_type",
+            ) from None  # fmt: skip
 
 
-def object_of(body: bytes) -> dict[str, Any]:
-    """The object that a checked body is. Raises Refused for another value, and for no body at all."""
-    value = _value(body)
+class _Route(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def with_json(request: Request) -> Response:
+            return await handle(_Request(request.scope, request.receive))
+
+        return with_json
+
+
+class Router(APIRouter):
+    """The routes of a room. Use it for all of them: FastAPI's own would parse each body again, on the event loop."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(route_class=_Route, **options)
+
+
+@contextmanager
+def json_kept(scope: Scope, value: Any) -> Iterator[None]:
+    """Keep what was read for the route, and no longer: a connection that stays open keeps the scope of its last request."""
+    scope.setdefault("state", {})[_STATE] = value
+    try:
+        yield
+    finally:
+        del scope["state"][_STATE]
+
+
+def is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def parsed(body: bytes) -> Any:
+    """Return the one JSON value that the body is. Raises Refused, also for one that is larger or deeper than a request can be."""
+    too_much = overfull(body)
+    if too_much is not None:
+        raise Refused(400, f"The body has {too_much}.", code="too_many_values")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refused(
+            400, f"The body is not valid JSON: {error.msg} (byte {error.pos}).", code="invalid_json"
+        ) from None
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH or body.count(b":") > MAX_KEYS:
+        _check_containers(value)
+    return value
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """The object that a body has to be. Raises Refused for another value."""
     if not isinstance(value, dict):
         raise Refused(400, "The body must be a JSON object.", code="invalid_type")
     return value
 
 
-def _value(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Refused(
-            400, f"The body is not valid JSON: {error.msg} (byte {error.pos}).", code="invalid_json"
-        ) from None
-
-
-def _deeper_than(value: Any, most: int) -> bool:
+def _check_containers(value: Any) -> None:
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(most):
+    for _ in range(MAX_DEPTH):
+        if any(len(one) > MAX_KEYS for one in level if isinstance(one, dict)):
+            raise Refused(400, f"An object in the body has more than {MAX_KEYS:,} fields.", code="too_many_values")
         inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
         level = [one for one in inner if isinstance(one, dict | list)]
-    return bool(level)
+    if level:
+        raise Refused(400, f"The body has more than {MAX_DEPTH} levels of nesting.", code="nesting_too_deep")

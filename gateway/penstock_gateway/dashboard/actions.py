@@ -7,11 +7,12 @@ from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import quote
 
 import orjson
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.batches.replayed import batch_note
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.dashboard.forms import check_form, read_form
 from penstock_gateway.dashboard.letter_pages import EDIT_MAX, letter_of, letter_page
 from penstock_gateway.dashboard.letters_view import GROUPED_MAX, members
@@ -31,7 +32,7 @@ from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["DONE", "router"]
 
-router = APIRouter(include_in_schema=False)
+router = Router(include_in_schema=False)
 
 FORM_MAX: Final = 16 * 1024  # bytes
 EDITED_MAX: Final = 6 * EDIT_MAX  # as a form sends it: a character may take six

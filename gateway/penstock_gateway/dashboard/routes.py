@@ -7,11 +7,12 @@ from itertools import islice
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.batches.replayed import batch_note
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.dashboard import actions, sign_in
 from penstock_gateway.dashboard.answers import answered, sample
 from penstock_gateway.dashboard.job_view import job_view
@@ -32,7 +33,7 @@ from penstock_producer.reporting.words import moment
 
 __all__ = ["router"]
 
-router = APIRouter(include_in_schema=False)
+router = Router(include_in_schema=False)
 router.include_router(assets.router)
 router.include_router(sign_in.router)
 

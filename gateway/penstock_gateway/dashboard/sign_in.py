@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.known_keys import keys_of
 from penstock_gateway.callers.sessions import COOKIE
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.dashboard.forms import check_form, check_origin, read_form
 from penstock_gateway.dashboard.viewer import THEME, THEMES, Viewer, give_cookie, viewer_with
 from penstock_gateway.pages.render import plain_page
@@ -19,7 +20,7 @@ from penstock_gateway.refused import Refused
 
 __all__ = ["router"]
 
-router = APIRouter(include_in_schema=False)
+router = Router(include_in_schema=False)
 
 FORM_MAX: Final = 8 * 1024  # bytes
 YEAR_S: Final = 365 * 86_400

@@ -54,6 +54,7 @@ class Asked:
     caller: Caller
     endpoint: str
     bodies: Sequence[dict[str, Any]]
+    size: int  # of the request that they came in, in bytes
     timeout_s: float
     key: str | None = None  # Idempotency-Key
 
@@ -139,7 +140,8 @@ class Calls:
 
     async def _earlier(self, asked: Asked, key: str) -> Told | CallClaim:
         """What the key stands for already, or the claim to it. Raises Refused (409, 422)."""
-        tenant, digest = asked.caller.tenant, asked.digest()
+        tenant = asked.caller.tenant
+        digest = await self._backend.run_sized(asked.size, asked.digest)
         claim = CallClaim(tenant, key, digest, self._limits.keep_answers_s)
         found = await self._backend.run(self.store.find, tenant, key)
         if found is None:
@@ -164,10 +166,7 @@ class Calls:
             job = await self._open.job_for(asked.caller.tenant, asked.endpoint, lane, hot)
             if job.outstanding + len(asked.bodies) > self._limits.queued:
                 raise too_many(f"{job.outstanding} calls of yours are queued", self.waiting.retry_after_s)
-            documents = [
-                job.checker.check(doc_id, body)
-                for doc_id, body in zip(_doc_ids(name, len(asked.bodies)), asked.bodies, strict=True)
-            ]
+            documents = await self._backend.run_sized(asked.size, _documents, job, name, asked.bodies)
             try:
                 return await self._waited_for(asked, job, PushedCall(documents, name, claim), gone)
             except JobClosed:
@@ -229,6 +228,11 @@ class Calls:
 
 def _doc_ids(name: str, number: int) -> list[str]:
     return [name] if number == 1 else [f"{name}-{at}" for at in range(number)]
+
+
+def _documents(job: CallJob, name: str, bodies: Sequence[dict[str, Any]]) -> list[tuple[str, bytes]]:
+    named = zip(_doc_ids(name, len(bodies)), bodies, strict=True)
+    return [job.checker.check(doc_id, body) for doc_id, body in named]
 
 
 def _in_time(outcome: Outcome | None) -> Outcome | None:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.direct.calls import Calls
 from penstock_gateway.direct.routes import May
 from penstock_gateway.refused import Refused
 
 __all__ = ["ModelList", "ModelShown", "router"]
 
-router = APIRouter(tags=["direct"])
+router = Router(tags=["direct"])
 
 MODELS_MAX: Final = 1_000  # of one list; more names than that are served, and are not listed
 UNKNOWN: Final = "1970-01-01T00:00:00Z"  # what Anthropic's API says where it does not know the day of a release

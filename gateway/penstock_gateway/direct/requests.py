@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
 
@@ -20,12 +20,17 @@ KEY_HEADER: Final = "idempotency-key"
 KEY_CHARS: Final = 255
 
 
-async def object_in(request: Request, most_bytes: int) -> dict[str, Any]:
+class Read(NamedTuple):
+    given: dict[str, Any]
+    size: int  # bytes
+
+
+async def object_in(request: Request, most_bytes: int) -> Read:
     """The body, which may have its own bound below that of all bodies. Raises Refused (400, 413)."""
-    body = await request.body()
-    if len(body) > most_bytes:
+    size = len(await request.body())
+    if size > most_bytes:
         raise Refused(413, f"The body has more than {most_bytes} bytes.", code="request_too_large")
-    return object_of(body)
+    return Read(object_of(await request.json()), size)
 
 
 def timeout_of(request: Request, limits: DirectFields) -> float:

@@ -6,12 +6,13 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import Caller, caller_with
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.direct.batch import batch_answer, bodies_of
 from penstock_gateway.direct.calls import Asked, Calls, Told
 from penstock_gateway.direct.fields import CHAT, COMPLETIONS, EMBEDDINGS, checked_body
@@ -19,7 +20,7 @@ from penstock_gateway.direct.requests import checked_timeout, gone, key_of, obje
 from penstock_gateway.direct.told import refused_for_letter
 from penstock_ledger.model import DeadLetter, Result
 
-router = APIRouter(tags=["direct"])
+router = Router(tags=["direct"])
 
 May = Annotated[Caller, Depends(caller_with("infer"))]
 
@@ -56,12 +57,12 @@ async def batch_sync(request: Request, caller: May) -> Response:
     """Several prompts, answered together: outputs in their order, each with its text or its error."""
     backend = backend_of(request)
     limits = backend.settings.gateway.direct
-    given = await object_in(request, limits.batch_bytes)
-    bodies = bodies_of(given, limits)
+    given, size = await object_in(request, limits.batch_bytes)
+    bodies = await backend.run_sized(size, bodies_of, given, limits)
     timeout_s = timeout_of(request, limits)
     if given.get("timeout_s") is not None:
         timeout_s = checked_timeout(given["timeout_s"], "timeout_s", limits)
-    asked = Asked(caller, CHAT, bodies, timeout_s, key_of(request))
+    asked = Asked(caller, CHAT, bodies, size, timeout_s, key_of(request))
     told = await backend.part(Calls).answered(asked, partial(gone, request))
     return _answer(orjson.dumps(batch_answer(told, asked.model)), told)
 
@@ -69,9 +70,9 @@ async def batch_sync(request: Request, caller: May) -> Response:
 async def _one(request: Request, caller: Caller, endpoint: str) -> Response:
     backend = backend_of(request)
     settings = backend.settings
-    given = await object_in(request, min(settings.gateway.max_body_bytes, settings.max_body_bytes))
-    body = checked_body(given, endpoint, settings.gateway.direct)
-    asked = Asked(caller, endpoint, [body], timeout_of(request, settings.gateway.direct), key_of(request))
+    given, size = await object_in(request, min(settings.gateway.max_body_bytes, settings.max_body_bytes))
+    body = await backend.run_sized(size, checked_body, given, endpoint, settings.gateway.direct)
+    asked = Asked(caller, endpoint, [body], size, timeout_of(request, settings.gateway.direct), key_of(request))
     told = await backend.part(Calls).answered(asked, partial(gone, request))
     outcome = told.outcomes[0]
     if isinstance(outcome, Result):

@@ -6,20 +6,21 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.rows import whose
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.files.ranges import NoSuchRange, Span, asked_span
 from penstock_gateway.files.store import FileReader, FileStore
 from penstock_gateway.files.uploads import uploaded
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import DoorFile
 
-router = APIRouter(tags=["files"])
+router = Router(tags=["files"])
 
 PAGE_MAX: Final = 10_000  # as at OpenAI, where it is the default, too
 READ_TOGETHER: Final = 1024 * 1024  # bytes of a file in memory, of one download

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection
 from typing import Annotated, Any, Final
 
 import redis
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.batches.replayed import batch_note
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.letter_shapes import Replay, Replayed
 from penstock_gateway.jobs.names import Writer, find_job, shown_key
 from penstock_gateway.jobs.shapes import CancelOrPause, JobShown, Limits, Move, Purged
@@ -40,7 +41,7 @@ from penstock_producer.job.lanes import LANES, lanes_in_words, packs
 from penstock_producer.job.options import STOP_FIELDS
 from penstock_producer.job.spec import OFF, JobSpec
 
-router = APIRouter()
+router = Router()
 log = logging.getLogger("penstock.gateway")
 
 _MICRO: Final = 1_000_000

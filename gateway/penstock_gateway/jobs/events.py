@@ -7,16 +7,17 @@ import contextlib
 import logging
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Request
+from fastapi import Header, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.watches import Progress, Watches, event_id
 from penstock_ledger import OutcomeStore
 
-router = APIRouter()
+router = Router()
 log = logging.getLogger("penstock.gateway")
 
 QUIET_S: Final = 15.0  # without an event; then a comment says that the connection lives, also to proxies between

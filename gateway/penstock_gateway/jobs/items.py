@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.names import Writer, find_job
 from penstock_gateway.jobs.shapes import NewItem, Pushed, Sealed
 from penstock_gateway.refused import Refused
 from penstock_producer import PushedLine
 
-router = APIRouter()
+router = Router()
 
 _LINES: Final = ("application/x-ndjson", "application/jsonl", "application/json-lines")
 _BODY: Final[dict[str, Any]] = {
@@ -48,7 +49,7 @@ async def push(request: Request, job: str, caller: Writer) -> Pushed:
         )  # fmt: skip
     body = await request.body()
     if kind == "application/json":
-        body = _one_line(body)
+        body = await backend.run_sized(len(body), _one_line, await request.json())
     return _told(await backend.run(_push, backend, caller, job, body))
 
 
@@ -79,12 +80,8 @@ def _check_opened_here(backend: Backend, job_id: str) -> None:
         )  # fmt: skip
 
 
-def _one_line(body: bytes) -> bytes:
+def _one_line(given: Any) -> bytes:
     """A number as an id stands for its digits. Anything but an object is refused as a line, which says why."""
-    try:
-        given = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise Refused(400, "The body is not valid JSON.", code="invalid_json") from None
     if isinstance(given, dict) and type(given.get("id")) is int:
         given["id"] = str(given["id"])
     return orjson.dumps(given)

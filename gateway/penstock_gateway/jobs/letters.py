@@ -7,10 +7,11 @@ from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.for_tenants import told_letter, told_of
 from penstock_gateway.jobs.cursors import decoded, encoded
 from penstock_gateway.jobs.letter_shapes import Letter, LetterList, LetterShown
@@ -22,7 +23,7 @@ from penstock_ledger.model import DeadLetter, Job
 from penstock_producer.accepting.sampling import input_line
 from penstock_producer.outputs import error_line
 
-router = APIRouter()
+router = Router()
 
 PAGE_MAX: Final = 200  # of one answer
 

@@ -6,10 +6,11 @@ import time
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Header, Query, Request
 from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.shown import report_of
 from penstock_gateway.jobs.sources import reading
@@ -21,7 +22,7 @@ from penstock_producer.reporting.forms.markdown import markdown
 from penstock_producer.reporting.forms.page import page
 from penstock_producer.reporting.forms.plain import plain_text
 
-router = APIRouter()
+router = Router()
 
 Form = Literal["json", "text", "markdown", "html"]
 

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 import orjson
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.for_tenants import told_letter
 from penstock_gateway.jobs.names import Reader, find_job, shown_key
 from penstock_gateway.jobs.sources import reading
@@ -27,7 +28,7 @@ from penstock_producer.tables.cursors import Committed
 from penstock_producer.tables.reading import Reading
 from penstock_producer.tables.write import TableFormat, table_pieces
 
-router = APIRouter()
+router = Router()
 
 TABLES: Final = {"csv": "text/csv; charset=utf-8; header=present", "parquet": "application/vnd.apache.parquet"}
 STATE: Final = "x-penstock-job-state"

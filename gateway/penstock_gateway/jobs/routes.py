@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs import (
     control,
     events,
@@ -19,7 +18,7 @@ from penstock_gateway.jobs import (
 
 __all__ = ["router"]
 
-router = APIRouter()
+router = Router()
 
 for _one in (submitting, listing, reports, samples, control, results, letters, items, events):
     router.include_router(_one.router, prefix="/v1/jobs", tags=["jobs"])

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.files.form import BATCH
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.jobs.names import Reader, find_job, tenant_of
@@ -27,7 +28,7 @@ from penstock_producer.pins import SAMPLE_OF
 from penstock_producer.planning.intervals import CONFIDENCE, Interval, extrapolated
 from penstock_producer.sources import Document, open_source
 
-router = APIRouter()
+router = Router()
 
 FILE_LIVES_S: Final = 30 * 86_400.0  # longer while its job has not ended
 LOOKED_AT: Final = 20_000  # outcomes; a sample has half as many documents at most

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.names import Reader, Writer, find_job, stored_key
 from penstock_gateway.jobs.schedule_shapes import (
     FiringShown,
@@ -36,7 +37,7 @@ from penstock_producer import OutcomesOf, SpecError
 from penstock_producer.errors import Problem, seen
 from penstock_producer.job.spec import JobSpec
 
-router = APIRouter()
+router = Router()
 
 NAME_MAX: Final = 300  # characters: a name has 64, and a tenant may stand before it
 OF_TENANT_MAX: Final = 100  # schedules of one tenant that are added here; a fleet has room for 1,000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
@@ -16,9 +15,10 @@ from penstock_gateway.jobs.shapes import NewJob
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import Whose
 from penstock_producer import SpecError
-from penstock_producer.errors import Problem, seen
+from penstock_producer.errors import Problem, pointer_to, seen
 from penstock_producer.job.lanes import DEFAULT_LANE
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.unknown import Suggestions, too_many_unknown
 
 __all__ = ["Source", "options_of", "reading", "source_of", "with_lane", "with_tenant"]
 
@@ -80,12 +80,18 @@ def with_tenant(
 
 def _near_misses(options: Mapping[str, Any], own: Collection[str]) -> list[Problem]:
     """Names that are nearer to a field of this door than to an option, about which the spec says more."""
-    found = []
-    for name in options.keys() - JobSpec.model_fields.keys():
-        close = difflib.get_close_matches(name, [*own, *JobSpec.model_fields], n=1)
-        if close and close[0] in own:
+    unknown = [name for name in options if name not in JobSpec.model_fields]
+    bulk = too_many_unknown(unknown)
+    if bulk is not None:
+        return [bulk]
+    found, suggestions = [], Suggestions()
+    for name in unknown:
+        close = suggestions.close_to(name, [*own, *JobSpec.model_fields])
+        if close is not None and close in own:
             found.append(
-                Problem("unknown_field", f"/{name}", f"there is no field {seen(name)}", f"did you mean {close[0]!r}?")
+                Problem(
+                    "unknown_field", pointer_to(name), f"there is no field {seen(name)}", f"did you mean {close!r}?"
+                )
             )
     return found
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import orjson
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Header, Query, Request
 from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.names import Writer, find_job, stored_key
 from penstock_gateway.jobs.samples import submit_sample
 from penstock_gateway.jobs.shapes import Estimate, JobShown, NewJob, Preview, RequestShown, RowShown
@@ -25,7 +26,7 @@ from penstock_producer.errors import Problem
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import Document
 
-router = APIRouter()
+router = Router()
 
 LOOKED_AT: Final = 100  # rows of a preview
 REQUESTS_MAX: Final = 100  # that it shows

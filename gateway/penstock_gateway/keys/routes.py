@@ -6,18 +6,19 @@ import logging
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import Caller, caller_with
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.cursors import decoded, encoded
 from penstock_gateway.keys.giving import giver_of, keys_of_caller, new_key, refuse_to_revoke, tenant_of
 from penstock_gateway.keys.shapes import KeyList, KeyShown, MadeKey, NewKey, key_fields
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import KEYS_MAX, ApiKey, ApiKeyStore, LockedKeys
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"])
+router = Router(prefix="/v1/keys", tags=["keys"])
 log = logging.getLogger("penstock.gateway")
 
 Keys = Annotated[Caller, Depends(caller_with("keys"))]

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import redis
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.names import Reader
 from penstock_gateway.limits.shapes import FailureShown, QuotaAccount, QuotaList, QuotaShown
 from penstock_gateway.refused import Refused
 from penstock_ledger import Cause, QuotaSeen, quotas_seen
 
-router = APIRouter(tags=["limits"])
+router = Router(tags=["limits"])
 
 
 @router.get("/v1/limits", operation_id="list_limits")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
@@ -15,6 +15,7 @@ from penstock_gateway.batches.figures import with_live_counts
 from penstock_gateway.batches.specs import ANTHROPIC, spec_of
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.rows import whose
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import new_id
 from penstock_gateway.messages.intake import taken_in
@@ -25,7 +26,7 @@ from penstock_ledger import BatchesAsked, DoorBatch, DoorBatchStore, NewDoorBatc
 from penstock_producer import SpecError
 from penstock_producer.job.endpoints import MESSAGES
 
-router = APIRouter(tags=["messages"])
+router = Router(tags=["messages"])
 
 PAGE, PAGE_MAX = 20, 1000
 JSONL: Final = "application/x-jsonl"

@@ -8,14 +8,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
+from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.refused import not_found
 
 __all__ = ["asset_path", "router"]
 
-router = APIRouter(include_in_schema=False)
+router = Router(include_in_schema=False)
 
 _TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _PLACE: Final = "/ui/static"

@@ -7,14 +7,14 @@ silence. A provider's own parameter is passed on unchecked when it is written wi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
-from penstock_producer.errors import Problem, seen
+from penstock_producer.errors import MAX_SEEN_CHARS, Problem, pointer_to, seen
+from penstock_producer.job.unknown import Suggestions
 
 __all__ = ["KNOWN", "params_of"]
 
@@ -140,9 +140,9 @@ def params_of(endpoint: str) -> Mapping[str, Param] | None:
 
 def param_problems(given: Mapping[str, Any], endpoint: str, pointer: str = "/params") -> Iterable[Problem]:
     """Everything that is wrong with the parameters of a job, or of a replay."""
-    known = params_of(endpoint)
+    known, suggestions = params_of(endpoint), Suggestions()
     for name, value in given.items():
-        at = f"{pointer}/{name}"
+        at = pointer + pointer_to(name)
         if name.removeprefix(UNCHECKED) == "stream":
             if value:
                 yield Problem("streaming_unsupported", at, "results are stored whole, not streamed", "remove it")
@@ -156,7 +156,10 @@ def param_problems(given: Mapping[str, Any], endpoint: str, pointer: str = "/par
             continue
         elif name not in known:
             yield Problem(
-                "unknown_parameter", at, f"{endpoint} has no parameter {name!r} that is known here", _fix(name, known)
+                "unknown_parameter",
+                at,
+                f"{endpoint} has no parameter {seen(name)} that is known here",
+                _fix(name, known, suggestions),
             )
         else:
             fault = known[name].fault(value)
@@ -196,10 +199,12 @@ def as_sent(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(UNCHECKED): value for name, value in given.items()}
 
 
-def _fix(name: str, known: Mapping[str, Param]) -> str:
-    close = difflib.get_close_matches(name, [*known, *_FIELDS_OF_THE_BODY], n=1)
-    meant = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known)[:_NAMES_SHOWN])}, …;"
-    return f"{meant} One of your provider's own is written {UNCHECKED}{name}"
+def _fix(name: str, known: Mapping[str, Param], suggestions: Suggestions) -> str:
+    close = suggestions.close_to(name, [*known, *_FIELDS_OF_THE_BODY])
+    meant = (
+        f"did you mean {close!r}?" if close is not None else f"known are {', '.join(sorted(known)[:_NAMES_SHOWN])}, …;"
+    )
+    return f"{meant} One of your provider's own is written {UNCHECKED}{name[:MAX_SEEN_CHARS]}"
 
 
 def _is(kind: str, value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
@@ -21,7 +20,7 @@ from pydantic import (
 
 from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import VectorType
-from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.errors import Problem, SpecError, pointer_to, seen
 from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.job.fallback import MAX_FALLBACKS, USUAL_REASONS, FallbackModel, FallbackReason
 from penstock_producer.job.formats import Format, check_encoding
@@ -32,6 +31,7 @@ from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse
 from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFormat, format_asked
 from penstock_producer.job.response_schema import schema_problems
 from penstock_producer.job.sinks import sink_problems
+from penstock_producer.job.unknown import Suggestions, too_many_unknown
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.tokens import in_words, pinned
@@ -62,6 +62,7 @@ MAX_BUDGET_USD = 1e12  # more is a slip of the keyboard, and no sum in millionth
 MAX_SPAN_S = 100 * 366 * 86_400.0  # a hundred years: moments behind it have no date
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
 MAX_PROMPT_TOKENS = 1_000_000_000  # no model takes more
+MAX_ENTRIES = 1_000  # of one field that is a list or an object: each may be wrong, and is then told of
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
@@ -159,6 +160,8 @@ class JobSpec(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _explain(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        if info.context is not ACCEPTED:
+            _refuse_bulk(data)
         spec = _each_field_checked(data, handler)
         if info.context is ALONE:
             return spec
@@ -280,7 +283,9 @@ class JobSpec(BaseModel):
             try:
                 cut_of(policy)
             except ValueError as error:
-                problems.append(Problem("invalid_value", f"/truncate/{name}", f"{seen(policy)} is refused", str(error)))
+                problems.append(
+                    Problem("invalid_value", pointer_to("truncate", name), f"{seen(policy)} is refused", str(error))
+                )
         if problems:
             raise SpecError(problems)
         return truncate
@@ -442,6 +447,21 @@ class JobSpec(BaseModel):
         return cls.model_validate({"response_format": None, **stored}, context=ACCEPTED)
 
 
+def _refuse_bulk(data: Any) -> None:
+    """Raises SpecError for more fields and entries than one by one could be told of."""
+    if not isinstance(data, Mapping):
+        return
+    bulk = too_many_unknown([name for name in data if name not in JobSpec.model_fields])
+    problems = [] if bulk is None else [bulk]
+    for name in data.keys() & JobSpec.model_fields.keys():
+        value = data[name]
+        if isinstance(value, list | tuple | Mapping) and len(value) > MAX_ENTRIES:
+            message = f"it has {len(value):,} entries"
+            problems.append(Problem("invalid_value", f"/{name}", message, f"give at most {MAX_ENTRIES:,}"))
+    if problems:
+        raise SpecError(problems)
+
+
 def _each_field_checked(data: Any, handler: Callable[[Any], _Spec]) -> _Spec:
     """Raises SpecError with what is wrong with every field: one whose check ends the others' is left out for the next try."""
     given = dict(data) if isinstance(data, Mapping) else data
@@ -487,11 +507,12 @@ def _unwritable(spec: JobSpec) -> Iterable[Problem]:
 
 
 def _problems(error: ValidationError) -> Iterable[Problem]:
+    suggestions = Suggestions()
     for detail in error.errors(include_url=False):
-        pointer = "".join(f"/{part}" for part in detail["loc"] if part not in _UNION_BRANCHES)
+        pointer = pointer_to(*(part for part in detail["loc"] if part not in _UNION_BRANCHES))
         if detail["type"] == "extra_forbidden":
             name = str(detail["loc"][-1])
-            yield Problem("unknown_field", pointer, f"there is no field {seen(name)}", _did_you_mean(name))
+            yield Problem("unknown_field", pointer, f"there is no field {seen(name)}", _did_you_mean(name, suggestions))
             continue
         kind = "invalid_type" if "type" in detail["type"] or "parsing" in detail["type"] else "invalid_value"
         yield Problem(kind, pointer, f"{redact(seen(detail['input']))} is refused", _fix(detail["msg"]))
@@ -525,12 +546,12 @@ _NEEDS_PROMPT: Final = {
 _UNION_BRANCHES = frozenset({"constrained-int", "int", "str"})
 
 
-def _did_you_mean(name: str) -> str:
+def _did_you_mean(name: str, suggestions: Suggestions) -> str:
     candidates = {field: field for field in JobSpec.model_fields}
     candidates |= {param: f"params.{param}" for param in KNOWN if param not in candidates}
     if name in KNOWN:
         return f"provider parameters go under params: params.{name}"
-    close = difflib.get_close_matches(name, candidates, n=1)
-    if close:
-        return f"did you mean {candidates[close[0]]!r}?"
+    close = suggestions.close_to(name, candidates)
+    if close is not None:
+        return f"did you mean {candidates[close]!r}?"
     return "fields are: " + ", ".join(JobSpec.model_fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from penstock_producer.errors import Problem, seen
 from penstock_producer.job.options import OPTIONS, FlagForm
 from penstock_producer.job.params import KNOWN, UNCHECKED
 from penstock_producer.job.run_options import RUN_OPTIONS
+from penstock_producer.job.unknown import close_to
 from penstock_producer.jobfile.tree import Node
 
 __all__ = ["DURATIONS", "FILES", "TOP", "name_problems", "secret_problems"]
@@ -53,8 +53,8 @@ def _unknown(name: str, pointer: str, names: tuple[str, ...], elsewhere: Mapping
     usual = name.lower().replace("-", "_")
     others = {one: one for one in names} | {one: place for one, place in elsewhere.items() if one not in names}
     known = others | {param: f"params.{param}" for param in KNOWN if param not in others}
-    close = difflib.get_close_matches(usual, known, n=1)
-    if is_secret_name(usual) and not difflib.get_close_matches(usual, known, n=1, cutoff=_ONE_LETTER):
+    close = close_to(usual, known)
+    if is_secret_name(usual) and close_to(usual, known, _ONE_LETTER) is None:
         return _secret(pointer, "this field would hold a secret")
     if usual in names:
         fix = f"write {usual}"
@@ -63,7 +63,7 @@ def _unknown(name: str, pointer: str, names: tuple[str, ...], elsewhere: Mapping
     elif usual in known:
         fix = f"parameters of requests go under params: params.{usual}"
     else:
-        fix = f"did you mean {known[close[0]]!r}?" if close else "fields are: " + ", ".join(names)
+        fix = f"did you mean {known[close]!r}?" if close is not None else "fields are: " + ", ".join(names)
     return Problem("unknown_field", pointer, f"there is no field {seen(name)}", fix)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 from penstock_producer.errors import seen
+from penstock_producer.job.unknown import close_to
 from penstock_producer.sources.forms.strict_json import RowFault
 
 __all__ = ["bounded", "columns_of", "meant", "too_large"]
@@ -33,11 +34,11 @@ def bounded(body: bytes, limit: int) -> bytes:
 
 
 def columns_of(record: Mapping[str, Any]) -> str:
-    names = [seen(name) for name in list(record)[:_MAX_COLUMNS_SHOWN]]
+    names = [seen(name) for name in islice(record, _MAX_COLUMNS_SHOWN)]
     return ", ".join(names) + (", …" if len(record) > _MAX_COLUMNS_SHOWN else "") if names else "none"
 
 
 def meant(name: str, given: Mapping[str, Any]) -> str:
     """The column that was probably meant, as the beginning of a fix."""
-    close = difflib.get_close_matches(name, list(given)[:_MAX_COLUMNS_COMPARED], n=1)
-    return f"did you mean {close[0]!r}? If not, " if close and close[0] != name else ""
+    close = close_to(name, islice(given, _MAX_COLUMNS_COMPARED))
+    return f"did you mean {close!r}? If not, " if close is not None and close != name else ""

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import orjson
 
 from penstock_producer.errors import seen
+from penstock_producer.json_bounds import overfull
 
 MAX_DEPTH = 64  # no request body of a known provider nests a quarter of this; parsers fail from 1,000 on
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # what every JSON reader on the way keeps exactly
@@ -65,6 +66,7 @@ def parse_object(line: bytes, control_keys: tuple[bytes, ...], *, last: bool = F
 
 def parse_value(line: bytes, control_keys: tuple[bytes, ...] = (), *, last: bool = False) -> Any:
     """As ``parse_object``, of any kind."""
+    _check_fullness(line)
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -79,11 +81,20 @@ def parse_surveyed(line: bytes) -> dict[str, Any]:
 
     Raises RowFault for a line that has no JSON object all the same.
     """
+    _check_fullness(line)
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         _classify(line, str(error), last=False)
     return value if type(value) is dict else parse_object(line, ())
+
+
+def _check_fullness(line: bytes) -> None:
+    too_much = overfull(line)
+    if too_much is not None:
+        raise RowFault(
+            "too_many_values", f"This line has {too_much}.", fix="write fewer, or pass a part as text", value=seen(line)
+        )
 
 
 def _is_suspicious(line: bytes, control_keys: tuple[bytes, ...]) -> bool:
