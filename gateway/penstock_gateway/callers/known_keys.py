@@ -8,6 +8,7 @@ import math
 import time
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from sqlalchemy.exc import DBAPIError
 from starlette.requests import HTTPConnection
 
 from penstock_gateway.backend import Backend
@@ -26,6 +27,7 @@ from penstock_ledger import (
     Meta,
     PenstockError,
     digest_of_key,
+    in_words,
     looks_like_key,
 )
 
@@ -191,8 +193,8 @@ class KnownKeys:
     async def _note(self, key_id: str) -> None:
         try:
             await self._backend.run(self._store.note_used, key_id)
-        except (PenstockError, Refused) as error:  # the request itself says what is away
-            log.info("the last use of key %s was not noted: %s", key_id, error)
+        except (PenstockError, Refused, DBAPIError) as error:  # the request itself says what is away
+            log.info("the last use of key %s was not noted: %s", key_id, in_words(error))
 
     # -- without keys ---------------------------------------------------------------------------------------------------
 

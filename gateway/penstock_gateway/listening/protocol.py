@@ -111,7 +111,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_head()
-        self.scope["state"][KNOWN] = self._caller_is_known
+        self.scope.setdefault("state", {})[KNOWN] = self._caller_is_known
         super().on_headers_complete()
         self.cycle.transport = cast(asyncio.Transport, _Answering(self))
         self._in_head, self._head_bytes = False, 0
@@ -249,9 +249,9 @@ class BoundedHttp(HttpToolsProtocol):
         """An answer to what is no request, or no longer one; the route of a request that was broken off finds its client gone."""
         if self._deaf or self.transport.is_closing():
             return
-        if (
-            self._at_work and self._in_head
-        ):  # of a request behind those that are under way: they are answered, it is not
+        if self._at_work and self._in_head:
+            # It is about a request behind those that are under way: they are answered, and it is not, for an answer out of turn
+            # would be read as that of another.
             self._deaf = True
             self.cycle.keep_alive = False
             return
