@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from penstock_cli.state import StateFolder
+from penstock_cli.state import StateFolder, write_private
 
 
 def this_command() -> str:
@@ -29,7 +29,7 @@ def this_command_with(**changed: str) -> str:
 
 def remember(state: StateFolder, job_id: str) -> None:
     """Keep the `penstock run` command of a job, with its folder: `dlq replay` prints it later."""
-    _file(state, job_id).write_text(f"cd {shlex.quote(str(Path.cwd()))} && {this_command()}\n")
+    write_private(_file(state, job_id), f"cd {shlex.quote(str(Path.cwd()))} && {this_command()}\n")
 
 
 def remembered(state: StateFolder, job_id: str) -> str:

@@ -6,6 +6,8 @@ STATE/redis/           the private Redis: configuration, AOF, socket, log
 STATE/logs/            one log per worker process
 STATE/files/           uploads and results of the HTTP doors (`penstock serve`)
 STATE/figures/         per job: the figures that only Redis and the clock know, kept for reports
+
+Folders are of mode 0700 and files of 0600, whatever the umask is: documents and answers lie here, and digests of keys.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import contextlib
 import fcntl
 import os
 import shlex
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +24,20 @@ from pathlib import Path
 from penstock_cli.errors import StateBusy, UsageProblem
 
 PRIVATE_MODE = 0o700
+PRIVATE_FILE_MODE = 0o600
+FOR_OTHERS = 0o077  # permissions
 NEARBY_MAX = 3  # state folders named in a hint
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Open a file for its owner only, where it is made: the ``opener`` of ``open``."""
+    return os.open(path, flags, PRIVATE_FILE_MODE)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file of a state folder."""
+    with open(path, "w", encoding="utf-8", opener=private_opener) as file:
+        file.write(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +52,7 @@ class StateFolder:
         root = path.expanduser().absolute()
         try:
             root.mkdir(parents=True, exist_ok=True, mode=PRIVATE_MODE)
-            root.chmod(PRIVATE_MODE)
+            _close_to_others(root)
         except OSError as error:
             raise UsageProblem(
                 f"--state {path}: cannot make this folder ({error.strerror}). "
@@ -120,3 +136,16 @@ class StateFolder:
             yield
         finally:
             os.close(descriptor)
+
+
+def _close_to_others(root: Path) -> None:
+    """Take all rights of others from a folder and what is below it: it may have been there before, or be of an earlier release.
+    Raises OSError where that cannot be done to the folder itself, which then keeps nobody out."""
+    root.chmod(PRIVATE_MODE)
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            with contextlib.suppress(OSError):  # of another user, or gone meanwhile: the root is closed
+                path = Path(folder, name)
+                found = path.lstat()
+                if not stat.S_ISLNK(found.st_mode) and found.st_mode & FOR_OTHERS:
+                    path.chmod(stat.S_IMODE(found.st_mode) & ~FOR_OTHERS)

@@ -19,6 +19,7 @@ from penstock_ledger import (
     REDIS_CONNECT_TIMEOUT_S,
     REDIS_TIMEOUT_S,
     Database,
+    Meta,
     RedisAddress,
     RedisLedger,
     open_database,
@@ -51,6 +52,8 @@ class Backend:
         )
         if self.database.is_sqlite:
             self.database.migrate()  # an embedded file; the schema of a server is changed by its operator
+            for made_once in (Meta(self.database).epoch, Meta(self.database).session_secret):
+                made_once()  # now, so that pages and lists can be read while nothing can be written
         # For what the doors submit themselves, out of files that they wrote.
         self.producer = Producer(settings, database=self.database)
         # For what a caller names: sources inside source_roots only, and no more than `doors.*` allows.

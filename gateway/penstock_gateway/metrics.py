@@ -62,7 +62,7 @@ CONNECTIONS: Final = DoorMetric("penstock_door_connections", "gauge", "Open conn
 DROPPED: Final = DoorMetric(
     "penstock_door_connections_dropped_total",
     "counter",
-    "Idle connections that made room for new ones (max_connections).",
+    "Idle and slow connections that made room for new ones (max_connections, address_connections).",
 )
 TASK_FAILURES: Final = DoorMetric(
     "penstock_door_task_failures_total",

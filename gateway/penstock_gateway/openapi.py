@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+import orjson
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock_gateway.envelopes.shapes import is_problem_path
 
@@ -92,6 +95,18 @@ _ERRORS: Final = {
 
 class Doors(FastAPI):
     """The app, whose document says what every door shares."""
+
+    _document: bytes | None = None
+
+    def setup(self) -> None:
+        """Serve the document as it was written once: anybody may ask for it, and writing it takes as long as fifty requests."""
+
+        async def document(_: Request) -> Response:
+            if self._document is None:
+                self._document = orjson.dumps(self.openapi())
+            return Response(self._document, media_type="application/json")
+
+        self.add_route("/openapi.json", document, include_in_schema=False)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:

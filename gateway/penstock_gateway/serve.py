@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI
 
 from penstock_gateway.app import create_app
 from penstock_gateway.backend import Backend
-from penstock_gateway.listening.connections import ConnectionBook
+from penstock_gateway.listening.connections import PROBE_PLACES, ConnectionBook
 from penstock_gateway.listening.protocol import bounded_http
 from penstock_gateway.metrics_page import metrics_served
 from penstock_gateway.settings import GatewayFields, GatewaySettings
@@ -63,7 +63,7 @@ def door_server(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -
     """A server that is not started yet."""
     door = settings.gateway
     app = create_app(settings, extra=extra)
-    book = ConnectionBook(_fitting(door.max_connections), app.state.metrics)
+    book = ConnectionBook(_fitting(door.max_connections), app.state.metrics, of_address=door.connections_of_address)
     config = uvicorn.Config(
         app,
         host=door.host,
@@ -110,12 +110,13 @@ def refuse_open_door(settings: GatewaySettings) -> None:
 def _fitting(connections: int) -> int:
     """As many connections as the process may have files for; its soft limit is raised where that is enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + OTHER_FILES
+    others = OTHER_FILES + PROBE_PLACES
+    wanted = connections + others
     if soft < wanted and (hard == resource.RLIM_INFINITY or hard > soft):
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft < wanted and soft != resource.RLIM_INFINITY:
-        fitting = max(1, soft - OTHER_FILES)
+        fitting = max(1, soft - others)
         log.warning("max_connections is %d, but this process may open %d files: %d fit", connections, soft, fitting)
         return fitting
     return connections

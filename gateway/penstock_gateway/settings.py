@@ -81,8 +81,11 @@ class GatewayFields(BaseModel):
     tenant_file_bytes: Annotated[int, Field(ge=1024, le=1024**5)] = 100 * 1024 * MIB
     # Blocking work (SQL, files) at once; what comes on top waits in line.
     threads: Annotated[int, Field(ge=1, le=256)] = 8
-    # Open at once. Where there are as many, the one that has been idle longest makes room for a new one.
+    # Open at once. Where there are as many, the one that has kept the door waiting for longest makes room for a new one.
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
+    # Of these, from one address (of IPv6: one /64 network), loopback included; None = half of them. Over a balancer that
+    # trusted_proxies names: requests under way of one address behind it.
+    address_connections: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     # Until the head of a request is there whole; and for which an open connection may have no request.
     header_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     keep_alive_s: Annotated[float, Field(gt=0, le=3600)] = 75.0
@@ -101,6 +104,10 @@ class GatewayFields(BaseModel):
     webhook_hosts: tuple[str, ...] = ()
     # A PEM file of authorities that receivers may have their certificates from, beside those that the system trusts.
     webhook_ca_file: Path | None = None
+
+    @property
+    def connections_of_address(self) -> int:
+        return self.address_connections or max(1, self.max_connections // 2)
 
     @field_validator("webhook_ca_file")
     @classmethod

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.api_keys import KeyLimits as KeyLimits
     from penstock_ledger.door_stores.api_keys import LockedKeys as LockedKeys
     from penstock_ledger.door_stores.api_keys import NewApiKey as NewApiKey
+    from penstock_ledger.door_stores.api_keys import digest_of_key as digest_of_key
     from penstock_ledger.door_stores.api_keys import is_tenant_of_key as is_tenant_of_key
     from penstock_ledger.door_stores.api_keys import looks_like_key as looks_like_key
     from penstock_ledger.door_stores.batches import DoorBatchStore as DoorBatchStore
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.door_calls import DoorCall as DoorCall
     from penstock_ledger.door_stores.door_calls import DoorCallStore as DoorCallStore
     from penstock_ledger.door_stores.door_calls import PushedCall as PushedCall
+    from penstock_ledger.door_stores.ended_sessions import EndedSessions as EndedSessions
     from penstock_ledger.door_stores.events import EVERY_EVENT as EVERY_EVENT
     from penstock_ledger.door_stores.events import note_event as note_event
     from penstock_ledger.door_stores.files import DoorFile as DoorFile
@@ -204,11 +206,12 @@ else:
         {
             "penstock_ledger.door_stores.api_keys": (
                 "ApiKey ApiKeyStore DEFAULT_SCOPES KEYS_MAX KEY_NAME_CHARS KeyLimits LockedKeys NewApiKey SCOPES "
-                "is_tenant_of_key looks_like_key"
+                "digest_of_key is_tenant_of_key looks_like_key"
             ),
             "penstock_ledger.door_stores.batches": "DoorBatchStore",
             "penstock_ledger.door_stores.door_batch": "BatchPage BatchesAsked DoorBatch DoorBatchState LeasedBatch NewDoorBatch",
             "penstock_ledger.door_stores.door_calls": "CallClaim DoorCall DoorCallStore PushedCall",
+            "penstock_ledger.door_stores.ended_sessions": "EndedSessions",
             "penstock_ledger.door_stores.events": "EVERY_EVENT note_event",
             "penstock_ledger.door_stores.files": "DoorFile DoorFiles FileDetails",
             "penstock_ledger.door_stores.letter_lines": "LetterLine letter_lines",

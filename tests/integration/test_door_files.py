@@ -338,6 +338,19 @@ def test_files_lie_in_a_bucket_as_well(tmp_path: Path, s3_server: S3Server, monk
     assert "Contents" not in s3_server.client().list_objects_v2(Bucket="door-files")
 
 
+@pytest.mark.parametrize("option", [{}, {"format": "text"}, {"format": "media"}, {"query": "SELECT 1"}, {"table": "t"},
+                                    {"format": "parquet"}, {"sample": 3}])  # fmt: skip
+def test_where_an_upload_lies_is_told_to_nobody(
+    url: str, client: openai.OpenAI, settings: GatewaySettings, option: dict[str, object]
+) -> None:
+    """Whatever is wrong with it, or with how it is to be read: a refusal names the file and not a folder of the server."""
+    file = client.files.create(file=("in.jsonl", LINES), purpose="batch")
+    for path in ("jobs", "jobs/preview", "jobs/estimate"):
+        answer = httpx2.post(f"{url}/v1/{path}", json={"source": file.id, "model": "m", "prompt": "{no}", **option})
+        assert answer.status_code == 400 or path.endswith("preview")
+        assert str(Path(settings.gateway.files).parent) not in answer.text
+
+
 def test_a_full_disk_is_said_in_words(url: str, settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """507 before anything is written, so that the disk keeps room for the ledger."""
     before = left(settings)

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from penstock_gateway.callers.addresses import Proxies
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.failed_tries import TRIES_MAX
-from penstock_gateway.callers.sessions import read_session, sign_session
+from penstock_gateway.callers.sessions import Session, read_session, signed_session
 from penstock_gateway.serve import DoorOpen, refuse_open_door
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import ApiKeyStore, ItemKey, JobStore, NewApiKey, OutcomeStore, Result, open_database
@@ -246,12 +246,14 @@ def test_a_session_begun_over_tls_stays_on_tls(url: str, settings: GatewaySettin
 
 
 def test_sessions_cannot_be_made_or_lengthened_by_others() -> None:
-    """A cookie is signed with its key and its end."""
-    cookie = sign_session("secret", "key_1", 100.0)
-    assert read_session("secret", cookie, 99.0) == "key_1"
+    """A cookie is signed with its key, its session and its end."""
+    session = Session("key_1", "0a1b", 100)
+    cookie = signed_session("secret", session)
+    assert read_session("secret", cookie, 99.0) == session
     assert read_session("secret", cookie, 100.0) is None
     assert read_session("other", cookie, 99.0) is None
-    for forged in ("", "..", "key_1.100.", cookie.replace("100", "900"), cookie.replace("key_1", "key_2"), "é.1.é"):
+    altered = [cookie.replace(part, other) for part, other in (("100", "900"), ("key_1", "key_2"), ("0a1b", "0a1c"))]
+    for forged in ("", "..", "key_1.100.", "key_1.0a1b.100.", *altered, "é.1.é", "é.é.1.é"):
         assert read_session("secret", forged, 99.0) is None
 
 

@@ -16,6 +16,7 @@ from penstock_ledger import (
     DeadLetter,
     DoorCallStore,
     DoorFiles,
+    EndedSessions,
     FileDetails,
     ItemKey,
     JobStore,
@@ -27,9 +28,11 @@ from penstock_ledger import (
     Result,
     TenantCosts,
     Whose,
+    digest_of_key,
     letter_lines,
     month_of,
 )
+from penstock_ledger.door_stores.ended_sessions import ENDED_MAX
 from penstock_ledger.model import JobState
 
 SOURCE: dict[str, Any] = {"kind": "file", "uri": "x"}
@@ -94,11 +97,11 @@ def test_a_key_is_kept_as_it_was_made_until_it_is_revoked(either: Database) -> N
     assert not keys.any_made()
     limits = KeyLimits(5, 2, 1.5)
     key_id, secret = keys.create(NewApiKey("night", "t", frozenset(["read", "infer"]), 9e9, limits))
-    key = keys.of_secret(secret)
+    key = keys.of_digest(digest_of_key(secret))
     assert key is not None
     assert (key.key_id, key.tenant, key.scopes, key.expires_at) == (key_id, "t", frozenset(["read", "infer"]), 9e9)
     assert key.limits == limits
-    assert keys.of_secret(secret + "x") is None
+    assert keys.of_digest(digest_of_key(secret + "x")) is None
     assert ([one.key_id for one in keys.list(["t"])], keys.list(["u"])) == ([key_id], [])
     keys.note_used(key_id)
     noted = keys.get(key_id)
@@ -108,10 +111,27 @@ def test_a_key_is_kept_as_it_was_made_until_it_is_revoked(either: Database) -> N
     assert keys.get(key_id) == noted
     assert keys.revoke(key_id)
     assert not keys.revoke(key_id)
-    revoked = keys.of_secret(secret)
+    revoked = keys.of_digest(digest_of_key(secret))
     assert revoked is not None
     assert not revoked.valid(time.time())
     assert keys.any_made()
+
+
+def test_ended_sessions_are_remembered_one_by_one_up_to_a_bound(either: Database) -> None:
+    """Each is over for itself, until its time is over anyhow; with too many of one key all end that it has, and those of other
+    keys go on."""
+    ended = EndedSessions(either)
+    for number in range(ENDED_MAX):
+        ended.end("key_a", f"session{number}", 150, now=100, lasts_s=60)
+    assert ended.is_ended("key_a", "session0", 150)
+    assert not ended.is_ended("key_a", "another", 150)
+    assert not ended.is_ended("key_b", "session0", 150)
+    ended.end("key_a", "late", 170, now=155, lasts_s=60)
+    assert not ended.is_ended("key_a", "another", 165), "what was listed before has expired and makes room"
+    for number in range(ENDED_MAX):
+        ended.end("key_a", f"more{number}", 219, now=160, lasts_s=60)
+    assert ended.is_ended("key_a", "another", 220), "as many as may be listed are, and now all are over"
+    assert not ended.is_ended("key_a", "newer", 221)
 
 
 def call(name: str, key: str, *, keep_s: float = 60.0, instead_of: str | None = None) -> PushedCall:

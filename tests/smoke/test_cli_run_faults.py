@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from machine import RUN_TIMEOUT_S, Machine, eventually, simulator
+from small_disk import fill, small_disk
 
 DISK_MB = 120  # well above what is held back for calls in flight, small enough to be filled at once
 
@@ -22,31 +21,10 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, which a test may fill."""
-    place = tmp_path / "out"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(place)], capture_output=True, text=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"a small disk needs the right to mount one: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "out", DISK_MB) as place:
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """A file that leaves no byte."""
-    filler = folder / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        for size in (1 << 20, 4096, 1):
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(size))
-    assert os.statvfs(folder).f_bavail == 0
-    return filler
 
 
 def told_by(process: subprocess.Popen[str], word: str) -> str:
@@ -60,13 +38,13 @@ def told_by(process: subprocess.Popen[str], word: str) -> str:
     pytest.fail(f"ended without saying {word!r}:\n{read}")
 
 
-def test_a_full_disk_is_waited_for(machine: Machine, small_disk: Path) -> None:
+def test_a_full_disk_is_waited_for(machine: Machine, disk: Path) -> None:
     """With no byte left the run says so, keeps answers that are paid for, and goes on by itself when there is room (A10)."""
     machine.source(500)
     with simulator("--latency-ms", "200") as provider:
         process = machine.start(*machine.run_arguments(provider, "--concurrency", "20"))
         eventually(lambda: provider.stats()["requests"] > 40)
-        filler = fill(small_disk)
+        filler = fill(disk)
         told = told_by(process, "is nearly full")
         assert re.search(r"nearly full: no new calls until .* \d+\.\d MB are left", told)
         held = provider.stats()["requests"]
@@ -81,14 +59,14 @@ def test_a_full_disk_is_waited_for(machine: Machine, small_disk: Path) -> None:
     assert machine.leftovers() == []
 
 
-def test_ctrl_c_on_a_full_disk_is_resumable(machine: Machine, small_disk: Path) -> None:
+def test_ctrl_c_on_a_full_disk_is_resumable(machine: Machine, disk: Path) -> None:
     """Stopped while the disk is full: status 130, what fills it, the command; what was stored is not paid again (A10)."""
     machine.source(300)
     with simulator("--latency-ms", "200") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10", "--workers", "1")
         process = machine.start(*arguments)
         eventually(lambda: provider.stats()["requests"] > 60)
-        filler = fill(small_disk)
+        filler = fill(disk)
         told = told_by(process, "is nearly full")
         process.send_signal(signal.SIGINT)
         told += told_by(process, "stopping:")

@@ -15,7 +15,8 @@ from penstock_cli.commandline import remember, remembered
 from penstock_cli.errors import Interrupted, StateBusy, UsageProblem
 from penstock_cli.run.interrupts import Interrupts
 from penstock_cli.settings import child_environment
-from penstock_cli.state import StateFolder
+from penstock_cli.state import StateFolder, write_private
+from penstock_ledger import open_database
 
 
 def test_a_state_folder_is_private(tmp_path: Path) -> None:
@@ -23,6 +24,30 @@ def test_a_state_folder_is_private(tmp_path: Path) -> None:
     folder = StateFolder.create(tmp_path / "a" / "state")
     for path in (folder.root, folder.redis, folder.logs, folder.figures):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_state_folder_that_was_open_is_closed(tmp_path: Path) -> None:
+    """Made by hand before, or by an earlier release: others lose their rights to all of it, also to what is deep inside, and
+    what a link leads to is left alone."""
+    umask = os.umask(0o022)
+    try:
+        outside = tmp_path / "outside.txt"
+        outside.write_text("theirs")
+        root = tmp_path / "state"
+        (root / "files" / "deep").mkdir(parents=True)
+        (root / "files" / "deep" / "upload.jsonl").write_text("{}")
+        (root / "link").symlink_to(outside)
+        folder = StateFolder.create(root)
+        write_private(folder.figures / "job.json", "{}")
+        with open_database(folder.database_url).engine.connect() as connection:
+            connection.exec_driver_sql("CREATE TABLE a (b)")
+            made = [path for path in root.rglob("*") if not path.is_symlink()]
+            assert {folder.database, folder.root / "penstock.db-wal"} <= set(made)
+            assert [path for path in made if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+        assert stat.S_IMODE(outside.stat().st_mode) == 0o644
+        assert stat.S_IMODE((root / "files" / "deep" / "upload.jsonl").stat().st_mode) == 0o600
+    finally:
+        os.umask(umask)
 
 
 def test_two_runs_on_one_state_are_kept_apart(tmp_path: Path) -> None:

@@ -36,6 +36,29 @@ def test_urls_that_no_webhook_may_have(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "address",
+    [
+        "168.63.129.16", "192.0.0.1", "192.0.0.9", "192.0.0.192", "192.0.0.199", "192.88.99.1", "192.31.196.1", "192.52.193.1",
+        "192.175.48.1", "192.0.2.1", "198.51.100.1", "203.0.113.1", "198.19.255.255", "100.127.255.255", "0.1.2.3",
+        "::ffff:168.63.129.16", "64:ff9b::a83f:8110", "64:ff9b::7f00:1", "64:ff9b:1::808:808", "2002:a00:1::", "2002:808:808::",
+        "3fff::1", "3fff:fff::1", "2001:db8::1", "2001::1", "2001:1::1", "2001:20::1", "2001:1ff::1", "2620:4f:8000::1",
+        "100::1", "100:0:0:1::1", "5f00::1", "fd20:ce::254", "fd00:ec2::254", "::8.8.8.8", "4000::1", "fec0::1",
+        "2001:4860::5efe:a00:1", "2001:4860::200:5efe:a00:1", "fe80::1%eth0", "", "8.8.8", "a",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_not_of_the_public_internet(address: str) -> None:
+    """Metadata services, relays, tunnels and reserved networks, also those that Python takes for public; no other text."""
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "168.63.129.15", "192.0.1.1", "192.88.98.1", "2606:4700::1", "2001:4860::1",
+                                     "2001:200::1", "::ffff:8.8.8.8", "64:ff9b::808:808"])  # fmt: skip
+def test_addresses_of_the_public_internet(address: str) -> None:
+    """Their neighbours, and public addresses of IPv4 that an IPv6 network writes as its own."""
+    assert is_public(address)
+
+
+@pytest.mark.parametrize(
     "url",
     ["https://example.com", "https://hooks.example.com:8443/a?b=c", "https://8.8.8.8/x", "https://[2606:4700::1]/",
      "https://EXAMPLE.com./", "https://xn--bcher-kva.example/"],

@@ -21,6 +21,7 @@ from penstock_cli.errors import WorkersKeepCrashing
 from penstock_cli.processes.worker_process import ONE_MACHINE, Policy, Take, Worker, describe, exit_status
 from penstock_cli.settings import PARENT_PID_VARIABLE
 from penstock_cli.show.text import last_lines
+from penstock_cli.state import private_opener
 
 MAX_LOG_BYTES = 10_000_000  # per worker; one older log of the same size is kept beside it
 HEALTHY_AFTER_S = 30.0  # a worker that lived this long has started well: its next crash counts as the first
@@ -147,6 +148,7 @@ class Supervisor:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the parent, which then decides
+                umask=self._policy.umask,
             )
 
     def _ended(self, worker: Worker, status: int) -> None:
@@ -187,7 +189,7 @@ def _opened(log: Path | None) -> IO[bytes]:
     if log is None:
         return os.fdopen(os.dup(sys.stderr.fileno()), "ab")
     try:
-        return log.open("ab")
+        return open(log, "ab", opener=private_opener)
     except OSError:
         return open(os.devnull, "ab")
 
@@ -196,5 +198,5 @@ def _bound_log(log: Path) -> None:
     """Copy, then empty: the worker keeps its open file. Lines written in between are lost, which a log may lose."""
     with contextlib.suppress(OSError):  # it is not there yet, or the disk is full: then it does not grow either
         if log.stat().st_size > MAX_LOG_BYTES:
-            shutil.copyfile(log, log.with_suffix(".log.1"))
+            shutil.copy(log, log.with_suffix(".log.1"))  # with its mode
             os.truncate(log, 0)

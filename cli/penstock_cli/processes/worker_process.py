@@ -49,6 +49,7 @@ class Policy:
     name: Callable[[int], str] = lambda number: f"worker {number}"
     log: Callable[[int], str] = lambda number: f"worker-{number}"  # the file's name
     variables: Callable[[int], Mapping[str, str]] = lambda _: {}  # of one worker, beside those of all
+    umask: int = -1  # of its process; -1 leaves it: model files that workers fetch are often shared
 
 
 Take = Callable[[int, Path], Process | None]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock_cli.errors import UsageProblem
+from penstock_cli.state import private_opener, write_private
 from penstock_producer.job.options import SINK_FIELDS
 from penstock_producer.pins import content_of
 
@@ -57,7 +58,8 @@ def sampled(
     place.mkdir(exist_ok=True, mode=0o700)
     source = place / f"{key}.jsonl"
     if not source.exists():  # resuming reads the very file
-        source.write_bytes(b"".join(input_line(one.doc_id, one.body, spec.endpoint) for one in documents))
+        with open(source, "wb", opener=private_opener) as file:
+            file.write(b"".join(input_line(one.doc_id, one.body, spec.endpoint) for one in documents))
     record = {
         "job": request.job_key,
         "options": deciding_options(spec),
@@ -66,7 +68,7 @@ def sampled(
         "documents": found.total - len(found.refused),
         "size": found.size,
     }
-    (place / f"{key}.json").write_text(json.dumps(record))
+    write_private(place / f"{key}.json", json.dumps(record))
     said = dict.fromkeys((*SAID_BY_LINES, *FOR_ALL))
     return dataclasses.replace(
         request,

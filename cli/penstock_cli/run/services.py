@@ -21,7 +21,7 @@ from penstock_cli.redis_server.keeper import RedisKeeper
 from penstock_cli.redis_server.server import EmbeddedRedis
 from penstock_cli.settings import child_environment
 from penstock_cli.show.progress import HURRIES
-from penstock_cli.state import StateFolder
+from penstock_cli.state import StateFolder, private_opener, write_private
 from penstock_ledger.log_lines import LineFormatter
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.reporting.text import counted, duration
@@ -200,6 +200,9 @@ def logging_to(path: Path) -> Iterator[None]:
     class LogFile(RotatingFileHandler):
         """What a full disk does not take is lost; the screen says why, so that logging does not."""
 
+        def _open(self) -> Any:
+            return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private_opener)
+
         def handleError(self, record: logging.LogRecord) -> None:
             pass
 
@@ -221,7 +224,7 @@ def logging_to(path: Path) -> Iterator[None]:
 def as_variables(settings: WorkerSettings, state: StateFolder) -> dict[str, str]:
     """The settings as PENSTOCK_* variables, complete, with an empty settings file so that no other one is merged in."""
     nothing = state.root / "workers.toml"
-    nothing.write_text("# Empty on purpose: workers of `penstock run` get all their settings as variables.\n")
+    write_private(nothing, "# Empty on purpose: workers of `penstock run` get all their settings as variables.\n")
     variables = {"PENSTOCK_CONFIG": str(nothing)}
     for name, value in settings.model_dump(mode="json").items():
         if value is not None:

@@ -15,7 +15,7 @@ from penstock_cli.processes.supervisor import Supervisor
 from penstock_cli.processes.worker_process import Policy
 from penstock_cli.run.services import DRAIN_MARGIN_S, Services, as_variables
 from penstock_cli.settings import child_environment
-from penstock_cli.state import StateFolder
+from penstock_cli.state import FOR_OTHERS, StateFolder
 
 if TYPE_CHECKING:
     from penstock_cli.show.progress import Progress
@@ -61,7 +61,7 @@ class Doors:
             environment=child_environment(variables),
             logs=self._state.logs,
             tell=self._progress.say,
-            policy=Policy(name=lambda _: "the process of the HTTP doors", log=lambda _: "doors"),
+            policy=Policy(name=lambda _: "the process of the HTTP doors", log=lambda _: "doors", umask=FOR_OTHERS),
         )
         self.supervisor.start()
         return self

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock_cli.state import write_private
 from penstock_ledger import RETRIED
 
 if TYPE_CHECKING:
@@ -140,5 +141,5 @@ class KeptFigures:
 
     def save(self, seconds: float, stats: Mapping[str, int]) -> None:
         fresh = self.path.with_suffix(".new")
-        fresh.write_text(json.dumps({"seconds": round(seconds, 3), "stats": self.merged(stats)}))
+        write_private(fresh, json.dumps({"seconds": round(seconds, 3), "stats": self.merged(stats)}))
         fresh.replace(self.path)

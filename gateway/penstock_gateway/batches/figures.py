@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from penstock_ledger import DoorBatch, DoorBatchState, DoorBatchStore
+from sqlalchemy.exc import DBAPIError
+
+from penstock_ledger import DoorBatch, DoorBatchState, DoorBatchStore, PenstockError, in_words
 from penstock_ledger.model import Counts, Job, JobState
 
 __all__ = ["CANCELLED", "DEADLINE", "ended_by_deadline", "final_counts", "with_live_counts"]
+
+log = logging.getLogger("penstock.gateway")
 
 CANCELLED: Final = "cancelled"  # reasons of dead letters
 DEADLINE: Final = "deadline_exceeded"
@@ -33,9 +38,17 @@ def with_live_counts(store: DoorBatchStore, batches: Sequence[DoorBatch]) -> lis
             continue
         counts = _at_least(batch.counts, _sorted_out(tallied[batch.job_id], late=_is_late(batch)))
         if counts != batch.counts:
-            store.note_counts(batch, counts)
+            _note(store, batch, counts)
         shown.append(counts)
     return shown
+
+
+def _note(store: DoorBatchStore, batch: DoorBatch, counts: Mapping[str, int]) -> None:
+    """Keep what is shown, so that it never goes back. That is no reason to show nothing while nothing can be written."""
+    try:
+        store.note_counts(batch, counts)
+    except (PenstockError, DBAPIError) as error:
+        log.info("the counts of batch %s are shown and not kept: %s", batch.batch_id, in_words(error))
 
 
 def final_counts(batch: DoorBatch, job: Job, counts: Counts) -> dict[str, int]:

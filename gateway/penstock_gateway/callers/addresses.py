@@ -7,12 +7,12 @@ proxy asks. What stands before that was written by who asks, and may say anythin
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from starlette.requests import HTTPConnection
 
-__all__ = ["Proxies"]
+__all__ = ["FORWARDED", "Proxies"]
 
 HOPS_MAX: Final = 20  # proxies in a row; a longer header is not read any further
 PREFIX_BITS: Final = 64  # of IPv6, what one customer of a network has at least
@@ -28,15 +28,19 @@ class Proxies:
         self._networks = [ipaddress.ip_network(network) for network in networks]
 
     def caller_of(self, connection: HTTPConnection) -> str:
-        """The address that asks, as text, and of one of IPv6 its network, in which a caller has 2^64 of them. It is the last
-        trusted one where the header names nothing that is an address."""
+        """Return the address that asks, as text, and of one of IPv6 its network, in which a caller has 2^64 of them. It is the
+        last trusted one where the header names nothing that is an address."""
         peer = connection.client.host if connection.client else ""
+        return self.asked_by(peer, connection.headers.getlist(FORWARDED))
+
+    def asked_by(self, peer: str, forwarded: Sequence[str]) -> str:
+        """Return the same of a peer and the values of its header X-Forwarded-For."""
         found = _address(peer)
         if found is None:
             return peer
         if not self._trusts(found):
             return _counted(found)
-        hops = ",".join(connection.headers.getlist(FORWARDED)).split(",")
+        hops = ",".join(forwarded).split(",")
         for hop in reversed(hops[-HOPS_MAX:]):
             address = _address(hop)
             if address is None:
@@ -45,6 +49,11 @@ class Proxies:
             if not self._trusts(address):
                 break
         return _counted(found)
+
+    def is_trusted(self, peer: str) -> bool:
+        """Return whether this peer is one of the balancers."""
+        found = _address(peer)
+        return found is not None and self._trusts(found)
 
     def _trusts(self, address: Address) -> bool:
         return any(address in network for network in self._networks)

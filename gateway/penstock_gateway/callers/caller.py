@@ -11,10 +11,11 @@ from starlette.requests import Request
 from penstock_gateway.refused import Refused
 from penstock_ledger import SCOPES
 
-__all__ = ["OPERATOR", "STATE", "Caller", "Scope", "caller_with"]
+__all__ = ["KNOWN", "OPERATOR", "STATE", "Caller", "Scope", "caller_with"]
 
 Scope = Literal["read", "write", "infer", "keys", "admin"]
 STATE: Final = "penstock_caller"  # where the gate leaves the caller of a request
+KNOWN: Final = "penstock_known"  # where a connection leaves what the gate calls once it has found the caller
 
 
 @dataclass(frozen=True, slots=True)

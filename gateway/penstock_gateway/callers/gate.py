@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock_gateway.callers.admission import Admissions
-from penstock_gateway.callers.caller import STATE
+from penstock_gateway.callers.caller import KNOWN, STATE
 from penstock_gateway.callers.known_keys import keys_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.request_ids import request_id_of
@@ -41,7 +41,10 @@ class Gate:
                 raise
             await self._app(scope, receive, send)  # the page itself says where to log in, or that there is none
             return
-        scope.setdefault("state", {})[STATE] = found.caller
+        state = scope.setdefault("state", {})
+        state[STATE] = found.caller
+        if KNOWN in state:
+            state[KNOWN]()
         admissions: Admissions = connection.app.state.admissions
         async with admissions.admitted(found, scope["method"], path, request_id_of(connection)):
             await self._app(scope, receive, send)

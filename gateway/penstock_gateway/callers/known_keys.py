@@ -6,8 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
+from sqlalchemy.exc import DBAPIError
 from starlette.requests import HTTPConnection
 
 from penstock_gateway.backend import Backend
@@ -15,10 +16,20 @@ from penstock_gateway.callers.addresses import Proxies
 from penstock_gateway.callers.caller import OPERATOR, Caller
 from penstock_gateway.callers.failed_tries import FailedTries
 from penstock_gateway.callers.secret_keys import secret_in
-from penstock_gateway.callers.sessions import COOKIE, SESSION_S, read_session, sign_session
+from penstock_gateway.callers.sessions import COOKIE, SESSION_S, Session, new_session, read_session, signed_session
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import is_loopback
-from penstock_ledger import ApiKey, ApiKeyStore, KeyLimits, Meta, PenstockError, looks_like_key
+from penstock_ledger import (
+    ApiKey,
+    ApiKeyStore,
+    EndedSessions,
+    KeyLimits,
+    Meta,
+    PenstockError,
+    digest_of_key,
+    in_words,
+    looks_like_key,
+)
 
 __all__ = ["Found", "KnownKeys", "keys_of"]
 
@@ -29,16 +40,47 @@ REMEMBERED_MAX: Final = 4_096  # keys; then all are read again
 NOTED_EVERY_S: Final = 60.0  # the last use of a key, by this process
 
 
+K = TypeVar("K", bytes, str)
+
+
 class Found(NamedTuple):
     caller: Caller
     limits: KeyLimits
+
+
+class Remembered(Generic[K]):
+    """Keys that were read from SQL a moment ago, by what a request has to bring for them."""
+
+    def __init__(self) -> None:
+        self._keys: dict[K, tuple[float, ApiKey]] = {}  # until when (monotonic), the key
+
+    def __contains__(self, name: K) -> bool:
+        """Whether it stood for a key when it was looked up last."""
+        return name in self._keys
+
+    def get(self, name: K) -> ApiKey | None:
+        """Return the key, unless it has to be read again."""
+        until, key = self._keys.get(name, (0.0, None))
+        return key if key is not None and time.monotonic() < until and key.valid(time.time()) else None
+
+    def put(self, name: K, key: ApiKey) -> None:
+        if len(self._keys) >= REMEMBERED_MAX:
+            self._keys.clear()
+        self._keys[name] = (time.monotonic() + REMEMBERED_S, key)
+
+    def forget(self, name: K) -> None:
+        self._keys.pop(name, None)
 
 
 class KnownKeys:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._store = ApiKeyStore(backend.database)
-        self._remembered: dict[str, tuple[float, ApiKey]] = {}  # a secret's or a key's id -> until when, the key
+        self._ended = EndedSessions(backend.database)
+        # Two, and never one: what a caller may know of another's key (its id) is looked up among sessions only, whose cookies
+        # are signed. Of a secret its digest is kept, and no map is asked about a text that has not the shape of one.
+        self._by_digest: Remembered[bytes] = Remembered()
+        self._by_session: Remembered[str] = Remembered()  # by the session's id
         self._noted: dict[str, float] = {}
         self._notes: set[asyncio.Task[None]] = set()
         self._any_made = False
@@ -73,60 +115,69 @@ class KnownKeys:
         return self._any_made
 
     async def _of_secret(self, secret: str, connection: HTTPConnection) -> ApiKey:
-        key = self._recalled(secret)
-        if key is None:
-            address, now = self._proxies.caller_of(connection), time.monotonic()
-            was_right = secret in self._remembered  # others behind the same proxy must not keep its owner waiting
-            wait_s = 0.0 if was_right else self._failed.wait_s(address, now)
-            if wait_s > 0:
-                headers = {"retry-after": str(math.ceil(wait_s))}
-                raise Refused(
-                    429, "Too many wrong API keys from this address.", code="too_many_wrong_keys", headers=headers
-                )
-            key = await self._backend.run(self._store.of_secret, secret) if looks_like_key(secret) else None
-            if key is None or not key.valid(time.time()):
-                self._failed.note(address, now)
-                self._remembered.pop(secret, None)
-                raise Refused(401, "Incorrect API key provided.", code="invalid_api_key")
-            self._remember(secret, key)
+        digest = digest_of_key(secret) if looks_like_key(secret) else None
+        key = None if digest is None else self._by_digest.get(digest)
+        if key is not None:
+            return key
+        address, now = self._proxies.caller_of(connection), time.monotonic()
+        # Others behind the same proxy must not keep the owner of a key waiting that was right here before.
+        was_right = digest is not None and digest in self._by_digest
+        wait_s = 0.0 if was_right else self._failed.wait_s(address, now)
+        if wait_s > 0:
+            headers = {"retry-after": str(math.ceil(wait_s))}
+            told = "Too many wrong API keys from this address."
+            raise Refused(429, told, code="too_many_wrong_keys", headers=headers)
+        key = None if digest is None else await self._backend.run(self._store.of_digest, digest)
+        if digest is None or key is None or not key.valid(time.time()):
+            self._failed.note(address, now)
+            if digest is not None:
+                self._by_digest.forget(digest)
+            raise Refused(401, "Incorrect API key provided.", code="invalid_api_key")
+        self._by_digest.put(digest, key)
         return key
 
     # -- sessions of the dashboard --------------------------------------------------------------------------------------
 
     async def session_for(self, secret: str, connection: HTTPConnection) -> str:
-        """The value of a cookie for who has typed this key. Raises Refused."""
+        """Return the value of a cookie for who has typed this key. Raises Refused."""
         key = await self._of_secret(secret, connection)
-        return sign_session(await self._signing_secret(), key.key_id, time.time() + SESSION_S)
+        return signed_session(await self._signing_secret(), new_session(key.key_id, time.time()))
 
     async def of_session(self, connection: HTTPConnection) -> ApiKey | None:
-        """The key of the request's cookie."""
-        cookie = connection.cookies.get(COOKIE, "")
-        key_id = read_session(await self._signing_secret(), cookie, time.time()) if cookie else None
-        if key_id is None:
+        """Return the key of the request's cookie; None where its session is over."""
+        session = await self._session_of(connection)
+        if session is None:
             return None
-        key = self._recalled(key_id)
+        key = self._by_session.get(session.session_id)
         if key is None:
-            key = await self._backend.run(self._store.get, key_id)
+            key = await self._backend.run(self._key_of_session, session)
             if key is None or not key.valid(time.time()):
                 return None
-            self._remember(key_id, key)
+            self._by_session.put(session.session_id, key)
         return key
+
+    async def end_session(self, connection: HTTPConnection) -> None:
+        """End the session of the request's cookie: here at once, at other doors within REMEMBERED_S."""
+        session = await self._session_of(connection)
+        if session is not None:
+            now = time.time()
+            await self._backend.run(self._ended.end, *session, now=now, lasts_s=SESSION_S)
+            self._by_session.forget(session.session_id)
+
+    async def _session_of(self, connection: HTTPConnection) -> Session | None:
+        cookie = connection.cookies.get(COOKIE, "")
+        return read_session(await self._signing_secret(), cookie, time.time()) if cookie else None
+
+    def _key_of_session(self, session: Session) -> ApiKey | None:
+        with self._backend.database.one_read():
+            return None if self._ended.is_ended(*session) else self._store.get(session.key_id)
 
     async def _signing_secret(self) -> str:
         if self._session_secret is None:
             self._session_secret = await self._backend.run(Meta(self._backend.database).session_secret)
         return self._session_secret
 
-    # -- what is remembered ---------------------------------------------------------------------------------------------
-
-    def _recalled(self, name: str) -> ApiKey | None:
-        until, key = self._remembered.get(name, (0.0, None))
-        return key if key is not None and time.monotonic() < until and key.valid(time.time()) else None
-
-    def _remember(self, name: str, key: ApiKey) -> None:
-        if len(self._remembered) >= REMEMBERED_MAX:
-            self._remembered.clear()
-        self._remembered[name] = (time.monotonic() + REMEMBERED_S, key)
+    # -- the last use of a key ------------------------------------------------------------------------------------------
 
     def _note_used(self, key_id: str) -> None:
         now = time.monotonic()
@@ -142,8 +193,8 @@ class KnownKeys:
     async def _note(self, key_id: str) -> None:
         try:
             await self._backend.run(self._store.note_used, key_id)
-        except (PenstockError, Refused) as error:  # the request itself says what is away
-            log.info("the last use of key %s was not noted: %s", key_id, error)
+        except (PenstockError, Refused, DBAPIError) as error:  # the request itself says what is away
+            log.info("the last use of key %s was not noted: %s", key_id, in_words(error))
 
     # -- without keys ---------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ FORM_BYTES: Final = (
     1024 * 1024
 )  # what a multipart form has beside its file; a route with a limit of its own says it better
 ANONYMOUS_BYTES: Final = 64 * 1024  # where no key is asked for: a login
+ANONYMOUS_S: Final = 5.0  # for all of such a body, whatever comes meanwhile: it is a line of a form
 BYTES_PER_S: Final = (
     1024  # the slowest sender, on average, once it has used up body_timeout_s; being fast earns no more than that
 )
@@ -61,7 +62,7 @@ class Bodies:
         _check_coding(headers)
         most = self._most(path)
         _check_length(headers, most)
-        incoming = Incoming(receive, most, self._door.body_timeout_s)
+        incoming = Incoming(receive, most, self._door.body_timeout_s, is_known=_caller_of(scope) is not None)
         try:
             await self._passed_on(scope, headers, incoming, send)
         finally:
@@ -83,27 +84,29 @@ class Bodies:
         await self._whole(scope, incoming, send, read_as_json)
 
     async def _whole(self, scope: Scope, incoming: Incoming, send: Send, read_as_json: bool) -> None:
-        pieces, held, tenant = list[bytes](), 0, _tenant_of(scope)
+        # One buffer: a list of pieces would take forty bytes for each byte of a body that comes byte by byte.
+        body, held, tenant = bytearray(), 0, _tenant_of(scope)
         try:
             more = True
             while more:
                 message = await incoming.next()
                 if message["type"] != "http.request":
                     return  # its sender has gone
-                pieces.append(message.get("body", b""))
-                held += len(pieces[-1])
-                self._held += len(pieces[-1])
-                self._held_of[tenant] += len(pieces[-1])
+                piece = message.get("body", b"")
+                body += piece
+                held += len(piece)
+                self._held += len(piece)
+                self._held_of[tenant] += len(piece)
                 self._check_room(tenant, held)
                 more = message.get("more_body", False)
-            body = b"".join(pieces)
-            pieces.clear()
-            if read_as_json and body:
-                value = await backend_of(HTTPConnection(scope)).run_sized(len(body), parsed, body)
+            whole = bytes(body)
+            body.clear()
+            if read_as_json and whole:
+                value = await backend_of(HTTPConnection(scope)).run_sized(len(whole), parsed, whole)
                 with json_kept(scope, value):
-                    await self._app(scope, Replayed(body, incoming.next).next, send)
+                    await self._app(scope, Replayed(whole, incoming.next).next, send)
             else:
-                await self._app(scope, Replayed(body, incoming.next).next, send)
+                await self._app(scope, Replayed(whole, incoming.next).next, send)
         finally:
             self._held -= held
             self._held_of[tenant] -= held
@@ -131,10 +134,11 @@ class Bodies:
 class Incoming:
     """A body as it comes, within its limits. Only the time that is spent waiting for the sender counts."""
 
-    def __init__(self, receive: Receive, most: int, patience_s: float) -> None:
+    def __init__(self, receive: Receive, most: int, patience_s: float, *, is_known: bool) -> None:
         self._receive = receive
         self._most = most
-        self._patience_s = self._left_s = patience_s
+        self._is_known = is_known
+        self._patience_s = self._left_s = patience_s if is_known else min(patience_s, ANONYMOUS_S)
         self.size = 0
         self._whole = False
 
@@ -150,7 +154,8 @@ class Incoming:
             raise Refused(408, "The body of the request did not come in time.", code="request_timeout") from None
         came = len(message.get("body", b""))
         self.size += came
-        self._left_s = min(self._patience_s, self._left_s - (loop.time() - began) + came / BYTES_PER_S)
+        earned_s = came / BYTES_PER_S if self._is_known else 0.0
+        self._left_s = min(self._patience_s, self._left_s - (loop.time() - began) + earned_s)
         self._whole = message["type"] != "http.request" or not message.get("more_body", False)
         if self.size > self._most:
             raise _too_large(self._most)
@@ -171,9 +176,14 @@ class Replayed:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-def _tenant_of(scope: Scope) -> str | None:
+def _caller_of(scope: Scope) -> Caller | None:
     caller = scope.get("state", {}).get(STATE)
-    return caller.tenant if isinstance(caller, Caller) else None
+    return caller if isinstance(caller, Caller) else None
+
+
+def _tenant_of(scope: Scope) -> str | None:
+    caller = _caller_of(scope)
+    return None if caller is None else caller.tenant
 
 
 def _check_coding(headers: Headers) -> None:

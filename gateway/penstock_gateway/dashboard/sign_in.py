@@ -51,6 +51,7 @@ async def sign_in(request: Request) -> Response:
 @router.post("/ui/logout")
 async def sign_out(request: Request, viewer: Reader) -> Response:
     check_form(request, viewer, await read_form(request, FORM_MAX))
+    await keys_of(request).end_session(request)
     response = RedirectResponse("/ui/login", 303)
     response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
     return response

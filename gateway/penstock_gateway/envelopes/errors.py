@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
 from penstock_gateway.refused import INVALID_REQUEST, Refused
@@ -36,6 +37,8 @@ from penstock_ledger import (
     SpoolConflict,
     TablesInUse,
     TooManySchedules,
+    Trouble,
+    trouble_of,
 )
 from penstock_producer import (
     ContentError,
@@ -124,6 +127,8 @@ def refused_for(error: Exception) -> Refused:
         return error
     if isinstance(error, PenstockError):
         return _of_penstock(error)
+    if isinstance(error, DBAPIError) and trouble_of(error) is Trouble.AWAY:  # no room, or locked by others
+        return _away(_AWAY.code)
     if isinstance(error, RequestValidationError):
         return _of_validation(error.errors())
     if isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, HTTPStatus.NOT_FOUND.phrase):
@@ -138,8 +143,7 @@ def _of_penstock(error: PenstockError) -> Refused:
     if status == 500:
         return Refused(500, "the server cannot do this now; its log says why", code=code)
     if status == 503:
-        headers = {"retry-after": str(RETRY_AFTER_S)}
-        return Refused(503, "a server behind this one does not answer; try again", code=code, headers=headers)
+        return _away(code)
     if isinstance(error, SpecError) and error.problems:
         first = error.problems[0]
         message = over_http(error.public_message)
@@ -149,6 +153,11 @@ def _of_penstock(error: PenstockError) -> Refused:
     if isinstance(error, JobNotFound):
         return Refused(404, f"No such job: {error.name[:80]!r}", code=code, param="job")
     return Refused(status, over_http(error.public_message), code=code)
+
+
+def _away(code: str) -> Refused:
+    headers = {"retry-after": str(RETRY_AFTER_S)}
+    return Refused(503, "a server behind this one does not answer; try again", code=code, headers=headers)
 
 
 def _told(error: SpecError) -> list[dict[str, str]]:

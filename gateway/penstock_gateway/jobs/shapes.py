@@ -6,6 +6,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
+from penstock_producer.job.spec import MAX_BUDGET_USD, MAX_SPAN_S
+
 __all__ = [
     "Between",
     "CancelOrPause",
@@ -274,8 +276,8 @@ class Limits(BaseModel):
 
     model_config = _like({"budget_usd": 25.0})
 
-    budget_usd: Annotated[StrictFloat | StrictInt, Field(gt=0, allow_inf_nan=False)] | None = None
-    deadline_s: Annotated[StrictFloat | StrictInt, Field(gt=0, allow_inf_nan=False)] | None = None
+    budget_usd: Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_BUDGET_USD, allow_inf_nan=False)] | None = None
+    deadline_s: Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_SPAN_S, allow_inf_nan=False)] | None = None
 
 
 class Purged(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 from fastapi import Depends, Query, Request
@@ -13,7 +14,7 @@ from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.cursors import decoded, encoded
 from penstock_gateway.keys.giving import giver_of, keys_of_caller, new_key, refuse_to_revoke, tenant_of
-from penstock_gateway.keys.shapes import KeyList, KeyShown, MadeKey, NewKey, key_fields, key_shown
+from penstock_gateway.keys.shapes import KeyList, KeyShown, MadeKey, NewKey, key_fields
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import KEYS_MAX, ApiKey, ApiKeyStore, LockedKeys
 
@@ -52,7 +53,7 @@ async def create_key(request: Request, response: Response, given: NewKey, caller
         log.info("key %s was made by %s", key_id, caller.key_id or "the operator of this machine")
         made = store.get(key_id)
         assert made is not None, "keys are kept when they are revoked, too"
-        return MadeKey(**key_fields(made), secret=secret)
+        return MadeKey(**key_fields(made, made.made_by), secret=secret)
 
     answer = await backend.run(make)
     response.headers["cache-control"] = "no-store"
@@ -72,10 +73,11 @@ async def list_keys(
     after = None if cursor is None else decoded(cursor, float)
 
     def look() -> KeyList:
-        found = ApiKeyStore(backend.database).page(keys_of_caller(caller), limit=limit + 1, after=after)
+        store = ApiKeyStore(backend.database)
+        found = store.page(keys_of_caller(caller), limit=limit + 1, after=after)
         last = found[limit - 1] if len(found) > limit else None
         return KeyList(
-            data=[key_shown(key) for key in found[:limit]],
+            data=_shown(store, caller, found[:limit]),
             next=None if last is None else encoded(last.created_at, last.key_id),
         )
 
@@ -88,7 +90,8 @@ async def retrieve_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
     backend = backend_of(request)
 
     def look() -> KeyShown:
-        return key_shown(_found(ApiKeyStore(backend.database), caller, key_id))
+        store = ApiKeyStore(backend.database)
+        return _shown(store, caller, [_found(store, caller, key_id)])[0]
 
     return await backend.run(look)
 
@@ -111,7 +114,7 @@ async def revoke_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
 
         if store.under_lock(revoke, found.tenant):
             log.info("key %s was revoked by %s", key_id, caller.key_id)
-        return key_shown(_found(store, caller, key_id))
+        return _shown(store, caller, [_found(store, caller, key_id)])[0]
 
     return await backend.run(end)
 
@@ -123,3 +126,11 @@ def _found(store: ApiKeyStore, caller: Caller, key_id: str) -> ApiKey:
     if key is None or not (whose.every or key.tenant == whose.tenant):
         raise not_found("key", key_id)
     return key
+
+
+def _shown(store: ApiKeyStore, caller: Caller, keys: Sequence[ApiKey]) -> list[KeyShown]:
+    """Return keys as this caller may see them: of whose key made one it learns within its own tenant only."""
+    makers = {key.made_by for key in keys if key.made_by is not None}
+    whose = keys_of_caller(caller)
+    seen = makers if whose.every else {maker for maker, of in store.tenants_of(makers).items() if of == whose.tenant}
+    return [KeyShown(**key_fields(key, key.made_by if key.made_by in seen else None)) for key in keys]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 from penstock_gateway.callers.caller import Scope
 from penstock_ledger import DEFAULT_SCOPES, KEY_NAME_CHARS, SCOPES, ApiKey
 
-__all__ = ["KeyList", "KeyShown", "MadeKey", "NewKey", "key_shown"]
+__all__ = ["KeyList", "KeyShown", "MadeKey", "NewKey", "key_fields"]
 
 LIMIT_MAX: Final = 2**31 - 1
 SPAN_MAX_S: Final = 100 * 366 * 86_400.0  # from now to the end of a key
@@ -69,7 +69,8 @@ class KeyShown(BaseModel):
     id: str
     name: str
     made_by: str | None = Field(
-        description="The id of the key that made it; null where the operator's command line did."
+        description="The id of the key of the same tenant that made it; null where the operator or the command line did. "
+        "The operator sees its own, too."
     )
     tenant: str | None
     scopes: list[str]
@@ -101,13 +102,10 @@ class KeyList(BaseModel):
     next: str | None
 
 
-def key_shown(key: ApiKey) -> KeyShown:
-    return KeyShown(**key_fields(key))
-
-
-def key_fields(key: ApiKey) -> dict[str, Any]:
+def key_fields(key: ApiKey, made_by: str | None) -> dict[str, Any]:
+    """Return what is shown of a key. ``made_by``: as far as the caller may know it."""
     return {
-        "id": key.key_id, "name": key.name, "made_by": key.made_by, "tenant": key.tenant, "scopes": sorted(key.scopes),
+        "id": key.key_id, "name": key.name, "made_by": made_by, "tenant": key.tenant, "scopes": sorted(key.scopes),
         "requests_per_minute": key.limits.requests_per_minute, "concurrency": key.limits.concurrency,
         "budget_usd": key.limits.budget_usd, "created_at": key.created_at, "expires_at": key.expires_at,
         "revoked_at": key.revoked_at, "last_used_at": key.last_used_at, "valid": key.valid(time.time()),

@@ -13,16 +13,30 @@ from typing import Any, ClassVar, Final, cast
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from penstock_gateway.callers.addresses import FORWARDED, Proxies
+from penstock_gateway.callers.caller import KNOWN
 from penstock_gateway.envelopes.shapes import openai_error
-from penstock_gateway.listening.connections import ConnectionBook
+from penstock_gateway.listening.connections import ConnectionBook, Waiting
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewayFields
 
 __all__ = ["BoundedHttp", "bounded_http"]
 
 HEADERS_MAX: Final = 200  # fields in one head; clients send about twenty
+CHUNK_BYTES: Final = (
+    64  # of the frame of a chunk: its size and two line ends are about eight; the rest may be an extension
+)
+PIPELINE_MAX: Final = 20  # requests that wait on one connection for the one before them; hardly a client sends any
 LINGER_S: Final = 5.0  # for which the rest of a refused body is read and dropped, so that its sender can read why
 UNREAD_S: Final = 60.0  # for which an answer may wait for its reader; 48 KiB have to go within that time
+AGAIN_S: Final = 5  # what a client is told to wait where there is no place for it
+PROBES: Final = (b"/health", b"/livez")
+# What is read once must be there once: of two, the next server might take the other one.
+SINGLE: Final = frozenset({b"host", b"authorization", b"x-api-key", b"content-type", b"origin"})
+
+
+class _Stop(Exception):
+    """What was read is refused, and the parser need not look at the rest."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -30,19 +44,29 @@ class BoundedHttp(HttpToolsProtocol):
 
     limits: ClassVar[GatewayFields]
     book: ClassVar[ConnectionBook]
+    proxies: ClassVar[Proxies]
 
     _head_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
     _end_timer: asyncio.TimerHandle | None = None
     _in_head = True
     _head_bytes = 0
+    _fields = 0  # of the head that comes, or of the trailers behind a body
+    _field_bytes = 0
+    _frame_bytes = 0  # that came since the head and are no body: sizes and extensions of chunks, trailers
+    _queued_fields = 0  # of heads that wait for their turn
+    _queued_bytes = 0
     _body_there = True  # whether the body of the last request has come whole
     _deaf = False  # what still comes is dropped
     _at_work = False  # a request was begun and is not answered yet
+    _is_known = False  # whether the caller of that request is known
+    _is_proxied = False  # whether a trusted balancer is at the other end
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self.book.opened(self)
+        peer = self.client[0] if self.client else ""
+        self._is_proxied = self.proxies.is_trusted(peer)
+        self.book.opened(self, None if self._is_proxied else self.proxies.asked_by(peer, ()))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -61,30 +85,49 @@ class BoundedHttp(HttpToolsProtocol):
         if self._in_head:
             self._await_head()
             self._head_bytes += len(data)
+        else:
+            self._frame_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > self.limits.max_header_bytes:
             self._refuse_head()
+        elif not self._in_head and self._frame_bytes > self.limits.max_header_bytes:
+            self._refuse_frames()
+        elif self._is_known and not self._body_there:
+            self._note_wait(again=True)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._body_there = False
+        self._fields = self._field_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields += 1
+        self._field_bytes += len(name) + len(value) + 4
+        if self._fields > HEADERS_MAX or self._field_bytes > self.limits.max_header_bytes:
+            (self._refuse_head if self._in_head else self._refuse_frames)()
+            raise _Stop
+        if self._in_head:  # what comes behind a body is no header: it was not there when the request was let in
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self.limits.max_header_bytes or len(self.headers) > HEADERS_MAX:
-            self._refuse_head()
-        if self._deaf:
-            return
+        self._check_head()
+        self.scope["state"][KNOWN] = self._caller_is_known
+        super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _Answering(self))
         self._in_head, self._head_bytes = False, 0
+        self._fields = self._field_bytes = self._frame_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        self.book.busy(self)
-        super().on_headers_complete()
-        self.cycle.transport = cast(asyncio.Transport, _Answering(self))
         self._at_work = True
+        self._is_known = False
+        self._note_wait()
+
+    def on_chunk_header(self) -> None:
+        self._frame_bytes = max(0, self._frame_bytes - CHUNK_BYTES)
 
     def on_body(self, body: bytes) -> None:
+        self._frame_bytes = max(0, self._frame_bytes - len(body))
         if not self._deaf:
             super().on_body(body)
 
@@ -92,24 +135,28 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_there = self._in_head = True
         if not self._deaf:
             super().on_message_complete()
+            self._note_wait()
 
     def on_response_complete(self) -> None:
         self._at_work = bool(self.pipeline)
         super().on_response_complete()
         if not self._at_work:
-            self.book.idle(self)
+            self.book.end(self)
+            self._note_wait()
         if not self._body_there and not self.transport.is_closing():
             self._linger()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._unread_timer = self.loop.call_later(UNREAD_S, self.drop)
+        self._note_wait()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
+            self._note_wait()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -129,13 +176,84 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self.drop()
 
+    def _check_head(self) -> None:
+        """Raises _Stop for a head that is answered here, or not at all."""
+        if self._deaf:
+            raise _Stop
+        size = len(self.url) + self._field_bytes
+        if size > self.limits.max_header_bytes:
+            self._refuse_head()
+            raise _Stop
+        names = [name for name, _ in self.headers if name in SINGLE]
+        if len(names) > len(set(names)):
+            self._say(400, "A header that may be there once only was sent twice.", "duplicate_header")
+            raise _Stop
+        if self._at_work:
+            self._check_queue(size)
+        elif not self._has_place():
+            raise _Stop
+
+    def _check_queue(self, size: int) -> None:
+        """Take a request that has not waited for the answer before it, or answer those that were taken and end then, as HTTP
+        allows: its client asks again for what has no answer."""
+        if not self.pipeline:
+            self._queued_fields = self._queued_bytes = 0
+        self._queued_fields += len(self.headers)
+        self._queued_bytes += size
+        if (
+            len(self.pipeline) >= PIPELINE_MAX
+            or self._queued_fields > HEADERS_MAX
+            or self._queued_bytes > self.limits.max_header_bytes
+        ):
+            raise _Stop  # without an answer, see _say
+
+    def _has_place(self) -> bool:
+        """Return whether this request has one; it was answered where it has not."""
+        if self.book.is_spare(self) and self.url.partition(b"?")[0] not in PROBES:
+            self._say(503, "The server has as many connections as it may have; try again.", "overloaded")
+            return False
+        if not self._is_proxied or self.client is None:
+            return True
+        named = [value.decode("latin-1") for name, value in self.headers if name == FORWARDED.encode()]
+        if self.book.begin(self, self.proxies.asked_by(self.client[0], named)):
+            return True
+        most = self.limits.connections_of_address
+        told = f"{most} requests of this address are under way, as many as one may have (gateway.address_connections)."
+        self._say(429, told, "too_many_at_once")
+        return False
+
+    def _caller_is_known(self) -> None:
+        self._is_known = True
+        self._note_wait()
+
+    def _note_wait(self, *, again: bool = False) -> None:
+        """Tell the book what this connection waits for."""
+        if not self._at_work or self._deaf:
+            kind = Waiting.FOR_A_REQUEST
+        elif self._body_there and self._unread_timer is None:
+            kind = None
+        else:
+            kind = Waiting.FOR_A_CALLER if self._is_known else Waiting.FOR_A_STRANGER
+        self.book.waits(self, kind, again=again)
+
     def _refuse_head(self) -> None:
         most = self.limits.max_header_bytes
         self._say(431, f"The head of a request has at most {most} bytes and {HEADERS_MAX} fields.", "headers_too_large")
 
+    def _refuse_frames(self) -> None:
+        most = self.limits.max_header_bytes
+        told = f"Behind its head a chunked request has at most {most} bytes and {HEADERS_MAX} fields that are no body."
+        self._say(431, told, "headers_too_large")
+
     def _say(self, status: int, message: str, code: str) -> None:
         """An answer to what is no request, or no longer one; the route of a request that was broken off finds its client gone."""
         if self._deaf or self.transport.is_closing():
+            return
+        if (
+            self._at_work and self._in_head
+        ):  # of a request behind those that are under way: they are answered, it is not
+            self._deaf = True
+            self.cycle.keep_alive = False
             return
         if self._at_work:
             self.cycle.disconnected = True
@@ -144,21 +262,31 @@ class BoundedHttp(HttpToolsProtocol):
                 self.drop()
                 return
         body = orjson.dumps(openai_error(Refused(status, message, code=code)))
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        again = b"retry-after: %d\r\n" % AGAIN_S if status in (429, 503) else b""
+        head = b"content-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n" % (
+            again,
+            len(body),
+        )
         self.transport.write(STATUS_LINE[status] + head + body)
         self._linger()
 
     def _linger(self) -> None:
         """Stop listening, and end a little later: a connection that is closed on unread data loses the answer, too."""
         self._deaf = True
+        self._note_wait()
         self._unset_keepalive_if_required()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._end_soon()
 
-    def _end_soon(self) -> None:
+    def _end_soon(self, within_s: float = LINGER_S) -> None:
         if self._end_timer is None:
-            self._end_timer = self.loop.call_later(LINGER_S, self.drop)
+            self._end_timer = self.loop.call_later(within_s, self.drop)
+
+    def close_when_read(self) -> None:
+        """End it behind its answer; a client that does not read it has no longer than for any other."""
+        self.transport.close()
+        self._end_soon(UNREAD_S)
 
     @property
     def body_is_there(self) -> bool:
@@ -178,7 +306,7 @@ class _Answering:
 
     def close(self) -> None:
         if self._protocol.body_is_there or not self._cycle.response_complete:
-            self._protocol.transport.close()
+            self._protocol.close_when_read()
 
 
 def bounded_http(door: GatewayFields, connections: ConnectionBook) -> type[BoundedHttp]:
@@ -187,5 +315,6 @@ def bounded_http(door: GatewayFields, connections: ConnectionBook) -> type[Bound
     class OfThisServer(BoundedHttp):
         limits = door
         book = connections
+        proxies = Proxies(door.trusted_proxies)
 
     return OfThisServer

@@ -29,10 +29,31 @@ _HOST: Final = re.compile(
 _NUMBER: Final = re.compile(
     r"(?:0x[0-9a-f]*|[0-9]+)"
 )  # as the last part of a name it makes an address: 127.1, 0x7f000001
-# Python calls these public; behind them are addresses of the inner network: 6to4, NAT64, Teredo.
-_TUNNELS: Final = tuple(
-    ipaddress.IPv6Network(network) for network in ("2002::/16", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32")
+# What Python calls public, in one of its versions or in all, and what is none of the public internet's receivers.
+_NOT_PUBLIC: Final = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # Azure: the host of each virtual machine, with its keys
+        "192.0.0.0/24",  # protocols; 192.0.0.192 is Oracle's metadata service
+        "192.31.196.0/24",  # AS112: whichever server is next
+        "192.52.193.0/24",  # multicast relays
+        "192.88.99.0/24",  # 6to4 relays
+        "192.175.48.0/24",  # AS112
+        "64:ff9b:1::/48",  # NAT64 of a network's own: to IPv4 addresses that cannot be read out of it
+        "100::/64",  # nowhere
+        "100:0:0:1::/64",
+        "2001::/23",  # protocols: Teredo, benchmarks, ORCHID
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4, to any IPv4 address
+        "2620:4f:8000::/48",  # AS112
+        "3fff::/20",  # documentation
+        "5f00::/16",  # segment routing
+    )
 )
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")  # the last 32 bits are the IPv4 address that is reached
+_ISATAP: Final = frozenset(
+    {0x0000_5EFE, 0x0200_5EFE}
+)  # before an IPv4 address of the inner network, in any IPv6 network
 
 
 UNREACHABLE: Final = "cannot be reached"
@@ -84,7 +105,7 @@ async def check_host(parts: SplitResult, allowed_hosts: Collection[str]) -> None
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the public internet."""
+    """Return whether an address is one of the public internet."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -92,8 +113,12 @@ def is_public(address: str) -> bool:
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.ipv4_mapped is not None:
             return is_public(str(ip.ipv4_mapped))
-        if ip.is_site_local or any(ip in network for network in _TUNNELS):
+        if ip in _NAT64:
+            return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)))
+        if ip.is_site_local or (int(ip) >> 32) & 0xFFFF_FFFF in _ISATAP:
             return False
+    if any(ip in network for network in _NOT_PUBLIC):
+        return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 import orjson
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, update
 
+from penstock_ledger.door_stores.ended_sessions import forget_sessions_of
 from penstock_ledger.door_stores.whose import Whose
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import api_keys
@@ -29,6 +30,7 @@ __all__ = [
     "KeyLimits",
     "LockedKeys",
     "NewApiKey",
+    "digest_of_key",
     "is_tenant_of_key",
     "looks_like_key",
 ]  # fmt: skip
@@ -109,9 +111,8 @@ class ApiKeyStore:
 
         return self._db.write(locked)
 
-    def of_secret(self, secret: str) -> ApiKey | None:
-        """The key with this secret, expired and revoked ones too."""
-        digest = _digest_of(secret)
+    def of_digest(self, digest: bytes) -> ApiKey | None:
+        """Return the key whose secret has this digest, expired and revoked ones too."""
         query = select(api_keys).where(api_keys.c.digest == digest)
         row = self._db.read(lambda connection: connection.execute(query).one_or_none())
         return _key_of(row) if row is not None and hmac.compare_digest(row.digest, digest) else None
@@ -120,6 +121,12 @@ class ApiKeyStore:
         query = select(api_keys).where(api_keys.c.key_id == key_id)
         row = self._db.read(lambda connection: connection.execute(query).one_or_none())
         return None if row is None else _key_of(row)
+
+    def tenants_of(self, key_ids: Collection[str]) -> dict[str, str | None]:
+        """Return whose keys these are, those that still exist; None for the operator's."""
+        query = select(api_keys.c.key_id, api_keys.c.tenant).where(api_keys.c.key_id.in_(key_ids))
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        return {row.key_id: row.tenant for row in rows}
 
     def list(self, tenants: Collection[str] | None = None) -> list[ApiKey]:
         """Newest first, of these tenants or of all."""
@@ -194,8 +201,11 @@ class LockedKeys:
         says_budget = self._connection.execute(with_budget).scalar()  # it may say what the tenant may spend
         oldest = select(columns.key_id).where(*ended, columns.key_id != (says_budget or ""))
         found = self._connection.execute(oldest.order_by(columns.created_at, columns.key_id).limit(1)).scalar()
+        if found is None:
+            return False
         self._connection.execute(delete(api_keys).where(columns.key_id == found))
-        return found is not None
+        forget_sessions_of(self._connection, found)
+        return True
 
 
 def names_budget() -> ColumnElement[bool]:
@@ -230,10 +240,15 @@ def looks_like_key(text: str) -> bool:
     return _SECRET_SHAPE.fullmatch(text) is not None
 
 
+def digest_of_key(secret: str) -> bytes:
+    """Return what is kept of a secret. Those have 32 random bytes, so that a plain hash of one cannot be searched for."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
 def _create(connection: Connection, key: NewApiKey) -> tuple[str, str]:
     key_id, secret = f"key_{secrets.token_hex(12)}", SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     values = {
-        "key_id": key_id, "tenant": key.tenant, "name": key.name, "digest": _digest_of(secret),
+        "key_id": key_id, "tenant": key.tenant, "name": key.name, "digest": digest_of_key(secret),
         "scopes": ",".join(sorted(key.scopes)), "limits": json_text(asdict(key.limits)), "made_by": key.made_by,
         "counted_as": key.counted_as, "created_at": time.time(), "expires_at": key.expires_at,
     }  # fmt: skip
@@ -244,11 +259,6 @@ def _create(connection: Connection, key: NewApiKey) -> tuple[str, str]:
 def _revoke(connection: Connection, key_id: str) -> bool:
     query = update(api_keys).where(api_keys.c.key_id == key_id, api_keys.c.revoked_at.is_(None))
     return connection.execute(query.values(revoked_at=time.time())).rowcount == 1
-
-
-def _digest_of(secret: str) -> bytes:
-    """Secrets are 32 random bytes, so that a plain hash of one cannot be searched for."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 def _key_of(row: Row[Any]) -> ApiKey:

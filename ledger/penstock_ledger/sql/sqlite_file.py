@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import time
 from functools import partial
@@ -49,9 +51,18 @@ def open_sqlite(url: URL, pool_size: int) -> Engine:
         else:
             connection.exec_driver_sql("BEGIN")
 
+    event.listen(engine, "do_connect", partial(_make_private, url))
     event.listen(engine, "connect", partial(_prepare_sqlite, lock.look_ms))
     event.listen(engine, "begin", begin)
     return engine
+
+
+def _make_private(url: URL, *_: object) -> None:
+    """Make the file, where there is none, for its owner only: documents, answers and digests of keys are in it. SQLite gives
+    the files beside it the same mode. One that is there keeps the mode that somebody gave it."""
+    if "uri" not in url.query:
+        with contextlib.suppress(OSError):  # it is there; or it cannot be made, which SQLite says better
+            os.close(os.open(str(url.database), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _prepare_sqlite(busy_timeout_ms: int, connection: Any, _record: object) -> None:

@@ -57,6 +57,9 @@ MAX_BATCH_REQUESTS = 100_000  # of one batch: no provider takes more
 MAX_BATCH_POLL_S = 3_600.0  # between two looks at a batch
 MAX_QUERY_CHARS = 100_000  # of SQL
 MAX_TOKENIZER_CHARS = 4_096  # a path, and a digest
+MAX_BAD_ROWS = 2**53 - 1  # what JSON holds exactly; a job has fewer documents
+MAX_BUDGET_USD = 1e12  # more is a slip of the keyboard, and no sum in millionths of it fits a column
+MAX_SPAN_S = 100 * 366 * 86_400.0  # a hundred years: moments behind it have no date
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
 MAX_ENTRIES = 1_000  # of one field that is a list or an object: each may be wrong, and is then told of
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
@@ -64,6 +67,7 @@ MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is pro
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
 Column = Annotated[str, Field(min_length=1, max_length=512)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Span = Annotated[PositiveFloat, Field(le=MAX_SPAN_S)]  # seconds
 
 RESPONSE_FORMATS: Final[tuple[str, ...]] = get_args(ResponseFormat)
 
@@ -116,11 +120,11 @@ class JobSpec(BaseModel):
     params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)  # checked by params.py
     param_fields: dict[str, Column] = Field(default_factory=dict, description=OPTIONS["param_fields"].help)
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = _of("max_attempts")
-    timeout_s: PositiveFloat = _of("timeout_s")
-    deadline_s: PositiveFloat | None = _of("deadline_s")
-    budget_usd: PositiveFloat | None = _of("budget_usd")
+    timeout_s: Span = _of("timeout_s")
+    deadline_s: Span | None = _of("deadline_s")
+    budget_usd: Annotated[PositiveFloat, Field(le=MAX_BUDGET_USD)] | None = _of("budget_usd")
     over_budget: OverBudget = _of("over_budget")
-    max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = _of("max_bad_rows")
+    max_bad_rows: Annotated[int, Field(strict=True, ge=0, le=MAX_BAD_ROWS)] | str = _of("max_bad_rows")
     response_schema: dict[str, Any] | None = _of("response_schema")
     response_format: ResponseFormat | None = _of("response_format")  # None: of a release that sent none
     schema_repairs: Annotated[int, Field(strict=True, ge=0, le=MAX_SCHEMA_REPAIRS)] = _of("schema_repairs")

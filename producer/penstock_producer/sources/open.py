@@ -63,10 +63,11 @@ def open_source(
         return _of_pin(where, spec, chosen)
     if is_database(str(where)):
         return _of_database(str(where), spec, chosen, remote, timeout_s)
+    named = shown_uri({DOOR: UPLOADED, "uri": str(where)}) if uploaded else str(where)
     if spec.table is not None or spec.query is not None:
         raise SourceError(
             "unsupported_source",
-            f"{seen(str(where))} is no database, and --table and --query read one; name it by a URL: sqlite:///file.db, "
+            f"{seen(named)} is no database, and --table and --query read one; name it by a URL: sqlite:///file.db, "
             "postgresql://host/database, or env:NAME where a variable holds the URL",
         )
     files = None if remote or uploaded else choose(str(where), chosen.s3_endpoint_url)
@@ -74,12 +75,12 @@ def open_source(
         if spec.format in (TEXT, MEDIA):
             raise SourceError(
                 "unsupported_format",
-                f"{seen(str(where))} is one file, and with the format {spec.format} each file of a folder is one document; "
+                f"{seen(named)} is one file, and with the format {spec.format} each file of a folder is one document; "
                 "write the folder with a / at its end, or a pattern. Remote doors take single files only",
             )
         blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
         if uploaded:
-            blob.uri = shown_uri({DOOR: UPLOADED, "uri": blob.uri})
+            blob.uri = named
         return _of_blob(blob, spec, chosen, timeout_s, remote=remote or uploaded, formats=formats)
     form = files.form(spec.format)
     if form != ROWS:

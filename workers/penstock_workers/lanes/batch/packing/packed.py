@@ -36,6 +36,11 @@ _UNDONE: Final = ".part"
 _OURS: Final = re.compile(r"[0-9a-f]{32}(-\d+\.part)?")
 
 
+def _made(path: Path) -> int:
+    """Make a file for its owner only, open for writing."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+
 class PackedDocument(NamedTuple):
     """One document of a batch: where it comes from, and what earlier batches used up on it."""
 
@@ -109,7 +114,7 @@ class PackedFolder:
 
     def open(self) -> None:
         """Make the folder where there is none. Raises OSError."""
-        self._place.mkdir(parents=True, exist_ok=True)
+        self._place.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def sweep(self, wanted: Container[str]) -> None:
         """Remove what belongs to none of the ``wanted`` batches and was left for some time: other workers may write here."""
@@ -137,10 +142,10 @@ class PackedWriter:
     def __init__(self, folder: Path, undone: Path) -> None:
         self._folder, self._undone = folder, undone
         shutil.rmtree(undone, ignore_errors=True)
-        undone.mkdir(parents=True)
+        undone.mkdir(parents=True, mode=0o700)
         self._files = ExitStack()
         self._input, self._bodies, self._ids = (
-            self._files.enter_context((undone / name).open("wb")) for name in (INPUT, BODIES, IDS)
+            self._files.enter_context(os.fdopen(_made(undone / name), "wb")) for name in (INPUT, BODIES, IDS)
         )
         self._names = set[str]()
         self._compress = zlib.compressobj(_FAST)
