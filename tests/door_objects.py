@@ -89,7 +89,7 @@ OF_NO_TENANT = ("/ui/static/", "/v1/models/")
 def _batch(database: Database, tenant: str, kind: str, batch_id: str) -> str:
     _insert(
         database, door_batches, batch_id=batch_id, kind=kind, tenant=tenant, endpoint="/v1/chat/completions",
-        window_s=86_400.0, state="in_progress", counts='{"total": 1, "completed": 0, "failed": 0}',
+        input_file_id=new_id("file"), window_s=86_400.0, state="in_progress", counts='{"total": 1, "completed": 0, "failed": 0}',
         expires_at=time.time() + 86_400,
     )  # fmt: skip
     return batch_id

@@ -67,9 +67,9 @@ class Attacked:
         return Raw(self.url, deadline_s, source=source)
 
     def faults(self) -> list[str]:
-        """Lines of its log that tell of an error that nobody caught."""
+        """Lines of its log that tell of a request whose error nobody has caught."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return [line for line in lines if "Traceback" in line or "Exception in ASGI" in line]
+        return [line for line in lines if " has failed (req_" in line or "Exception in ASGI" in line]
 
 
 class Raw:
@@ -119,6 +119,14 @@ class Raw:
             return None
         finally:
             found.close()
+
+    def status(self) -> int | None:
+        """The status of an answer whose body may have no end, as that of events; None as for ``answer``."""
+        found = bytearray()
+        with contextlib.suppress(OSError):
+            while len(found) < len(b"HTTP/1.1 200") and self._in_time() and (piece := self.socket.recv(12)):
+                found += piece
+        return int(found[9:12]) if found.startswith(b"HTTP/1.1 ") and len(found) >= 12 else None
 
     def rest(self) -> bytes:
         """All until the door closes the connection, or the deadline."""
@@ -181,9 +189,11 @@ class HealthWatch:
 
 
 @contextlib.contextmanager
-def attacked_door(folder: Path, redis_url: str, *, with_keys: bool, **fields: Any) -> Iterator[Attacked]:
-    """`penstock gateway` in ``folder``; ``fields`` are those of `gateway.*`."""
-    settings = door_settings(folder, redis_url, **fields)
+def attacked_door(
+    folder: Path, redis_url: str, *, with_keys: bool, more: Mapping[str, Any] | None = None, **fields: Any
+) -> Iterator[Attacked]:
+    """`penstock gateway` in ``folder``; ``fields`` are those of `gateway.*`, ``more`` other settings."""
+    settings = door_settings(folder, redis_url, **fields).model_copy(update=dict(more or {}))
     secret = new_key(settings, None, "admin") if with_keys else None
     log = folder / "door.log"
     with door_process(settings, program=PROGRAM, log=log) as (url, process):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock_gateway.direct import batch, fields
 from penstock_gateway.direct.fields import CHAT, COMPLETIONS, checked_body
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
@@ -54,3 +55,30 @@ def test_the_refusal_of_an_unknown_field_names_what_the_operator_may_do() -> Non
     with pytest.raises(Refused, match=r"gateway\.direct\.extra_fields"):
         checked_body({**SAY, "safe_prompt": True}, CHAT, DirectFields())
     assert checked_body({**SAY, "safe_prompt": True}, CHAT, DirectFields(extra_fields=("safe_prompt",)))["safe_prompt"]
+
+
+def test_what_prompts_share_is_checked_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte that goes with each of 256 prompts is 256 MB; and each prompt's own messages are checked all the same."""
+    checked = list[object]()
+    real = fields.checked_body
+    monkeypatch.setattr(batch, "checked_body", lambda *given: checked.append(given) or real(*given))
+    shared = {"model": "m", "temperature": 0.5, "prompts": ["a", [{"role": "user", "content": "b"}], "c"]}
+    bodies = batch.bodies_of(shared, DirectFields())
+    assert [body["messages"][-1]["content"] for body in bodies] == ["a", "b", "c"]
+    assert all(body["temperature"] == 0.5 for body in bodies)
+    assert len(checked) == 1
+    with pytest.raises(Refused, match=r"prompts\[1\]"):
+        batch.bodies_of({**shared, "prompts": ["a", [{"role": "user", "content": "b", "url2": 1}]]}, DirectFields())
+    with pytest.raises(Refused) as caught:
+        batch.bodies_of({**shared, "system": "x" * 1_000_000, "prompts": ["a"] * 200}, DirectFields())
+    assert caught.value.status == 413
+
+
+def test_a_name_far_inside_is_told_with_its_place() -> None:
+    """And what is not told is not written down: a body may have hundreds of thousands of places."""
+    inner: dict[str, object] = {"text": [{"url": [{"a" * 100_000: 1}]}]}
+    given = {"model": "m", "messages": [{"role": "user", "content": "x", "tools": [inner]}]}
+    with pytest.raises(Refused) as caught:
+        fields.checked_body(given, fields.CHAT, DirectFields())
+    assert str(caught.value.param).startswith("messages[0].tools[0].text[0].url[0].aaa")
+    assert len(str(caught.value.param)) == fields.SHOWN_CHARS

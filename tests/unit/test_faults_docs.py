@@ -1,4 +1,4 @@
-"""docs/faults.md names tests that exist, and every row that there is."""
+"""docs/faults.md and docs/security.md name tests that exist, and docs/faults.md every row that there is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 from fault_table import SCENARIOS
 
 TESTS = Path(__file__).parents[1]
-PAGE = (TESTS.parent / "docs" / "faults.md").read_text("utf-8")
-NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)))
+DOCS = TESTS.parent / "docs"
+PAGE = (DOCS / "faults.md").read_text("utf-8")
+ATTACKS = (DOCS / "security.md").read_text("utf-8")
+NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE + ATTACKS)))
 
 
 @cache
@@ -25,6 +27,13 @@ def names_in(path: str) -> frozenset[str]:
 def test_every_named_test_exists(path: str) -> None:
     """A promise on the page is held by a test of that name in that file."""
     assert {name for named, name in NAMED if named == path} <= names_in(path)
+
+
+def test_every_attack_has_its_test() -> None:
+    """A row of the table of attacks without a test would be a claim."""
+    rows = ATTACKS.partition("\n## Attacks")[2].partition("\n## ")[0].split("|---|---|---|\n")[1].strip().splitlines()
+    assert len(rows) > 10
+    assert [row for row in rows if row.count("|") != 4 or "::" not in row.rpartition(" | ")[2]] == []
 
 
 def test_the_rows_of_the_table_are_those_of_the_page() -> None:

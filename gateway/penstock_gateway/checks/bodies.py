@@ -85,7 +85,7 @@ class Bodies:
 
     async def _whole(self, scope: Scope, incoming: Incoming, send: Send, read_as_json: bool) -> None:
         # One buffer: a list of pieces would take forty bytes for each byte of a body that comes byte by byte.
-        received, held, tenant = bytearray(), 0, _tenant_of(scope)
+        body, held, tenant = bytearray(), 0, _tenant_of(scope)
         try:
             more = True
             while more:
@@ -93,20 +93,20 @@ class Bodies:
                 if message["type"] != "http.request":
                     return  # its sender has gone
                 piece = message.get("body", b"")
-                received += piece
+                body += piece
                 held += len(piece)
                 self._held += len(piece)
                 self._held_of[tenant] += len(piece)
                 self._check_room(tenant, held)
                 more = message.get("more_body", False)
-            body = bytes(received)
-            received.clear()
-            if read_as_json and body:
-                value = await backend_of(HTTPConnection(scope)).run_sized(len(body), parsed, body)
+            whole = bytes(body)
+            body.clear()
+            if read_as_json and whole:
+                value = await backend_of(HTTPConnection(scope)).run_sized(len(whole), parsed, whole)
                 with json_kept(scope, value):
-                    await self._app(scope, Replayed(body, incoming.next).next, send)
+                    await self._app(scope, Replayed(whole, incoming.next).next, send)
             else:
-                await self._app(scope, Replayed(body, incoming.next).next, send)
+                await self._app(scope, Replayed(whole, incoming.next).next, send)
         finally:
             self._held -= held
             self._held_of[tenant] -= held

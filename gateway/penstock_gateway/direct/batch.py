@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock_gateway.direct.calls import Told
-from penstock_gateway.direct.fields import CHAT, checked_body, invalid
+from penstock_gateway.direct.fields import CHAT, checked_body, invalid, with_messages
 from penstock_gateway.direct.told import refused_for_letter
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
@@ -15,6 +15,7 @@ from penstock_ledger.model import Result
 
 __all__ = ["batch_answer", "bodies_of"]
 
+SHARED_BYTES: Final = 64 * 1024 * 1024  # of what all prompts of a call have alike, once for each of them
 _OWN: Final = frozenset({"prompts", "system", "timeout_s"})
 _USAGE: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 
@@ -32,12 +33,23 @@ def bodies_of(given: Mapping[str, Any], limits: DirectFields) -> list[dict[str, 
         raise invalid("messages", "give `prompts`: each may be a list of messages")
     shared = {name: value for name, value in given.items() if name not in _OWN}
     first = [] if system is None else [{"role": "system", "content": system}]
-    return [_body(at, prompt, shared, first, limits) for at, prompt in enumerate(prompts)]
+    _check_shared(len(orjson.dumps([shared, first])), len(prompts))
+    bodies = list[dict[str, Any]]()
+    for at, prompt in enumerate(prompts):
+        bodies.append(_body(at, prompt, bodies[0] if bodies else shared, first, limits))
+    return bodies
+
+
+def _check_shared(size: int, prompts: int) -> None:
+    if size * prompts > SHARED_BYTES:
+        told = f"What all {prompts} prompts share has {size:,} bytes and would be sent with each: more than {SHARED_BYTES:,} "
+        raise Refused(413, f"{told}in all. Send fewer prompts at once.", code="request_too_large")
 
 
 def _body(
     at: int, prompt: object, shared: Mapping[str, Any], first: list[dict[str, Any]], limits: DirectFields
 ) -> dict[str, Any]:
+    """``shared`` is what was checked with the first prompt, or what is to be."""
     if isinstance(prompt, str) and prompt:
         messages = [*first, {"role": "user", "content": prompt}]
     elif isinstance(prompt, list):
@@ -45,6 +57,8 @@ def _body(
     else:
         raise invalid(f"prompts[{at}]", "give text that is not empty, or a list of messages", "invalid_type")
     try:
+        if at:
+            return with_messages(shared, messages, limits)
         return checked_body({**shared, "messages": messages}, CHAT, limits)
     except Refused as refused:
         if refused.param is None or not refused.param.startswith("messages"):

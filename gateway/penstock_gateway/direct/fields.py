@@ -14,7 +14,7 @@ from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
 from penstock_producer.job.params import params_of
 
-__all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "checked_body", "invalid", "unsupported"]
+__all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "checked_body", "invalid", "unsupported", "with_messages"]
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -63,6 +63,9 @@ _FREE: Final = frozenset(
 _CAPPED: Final = ("max_tokens", "max_completion_tokens")
 
 
+Path = tuple[Any, str | int]  # what it is in (a path, or None for the body), and its name or number there
+
+
 def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) -> dict[str, Any]:
     """The body as it is sent. Raises Refused (400), which names the field."""
     _check_names(given, _FIELDS[endpoint] | set(limits.extra_fields), endpoint)
@@ -80,6 +83,13 @@ def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) 
         {name: value for name, value in body.items() if name not in _FREE}, set(limits.extra_fields) | body.keys()
     )
     return body
+
+
+def with_messages(body: Mapping[str, Any], messages: object, limits: DirectFields) -> dict[str, Any]:
+    """The same call with other messages: only they are looked at. Raises Refused."""
+    _check_messages(messages)
+    _check_nested({"messages": messages}, set(limits.extra_fields) | body.keys())
+    return {**body, "messages": messages}
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> Refused:
@@ -182,20 +192,31 @@ def _check_values(body: Mapping[str, Any], endpoint: str, limits: DirectFields) 
 
 def _check_nested(body: Mapping[str, Any], top: Collection[str]) -> None:
     """Raises Refused for a name that OpenAI's API does not have inside the fields of a call. Depth is bounded by the parser."""
-    for path, name in _names_below(body, ""):
+    for path, name in _names_below(body):
         if name not in _NESTED and name not in top:
-            raise unsupported(f"{path}.{name}"[:SHOWN_CHARS], "it is not known there")
+            raise unsupported(f"{_written(path)}.{name[:SHOWN_CHARS]}"[:SHOWN_CHARS], "it is not known there")
 
 
-def _names_below(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    waiting = [(path, value)]
+def _names_below(value: Any) -> Iterator[tuple[Path, str]]:
+    """Yield each name inside of the fields with where it stands, which is written down only where it is told: a body may have
+    hundreds of thousands of them, far below one another."""
+    waiting: list[tuple[Path | None, Any]] = [(None, value)]
     while waiting:
         at, one = waiting.pop()
         if isinstance(one, list):
-            waiting += [(f"{at}[{number}]", each) for number, each in enumerate(one) if isinstance(each, dict | list)]
+            waiting += [((at, number), each) for number, each in enumerate(one) if isinstance(each, dict | list)]
         elif isinstance(one, dict):
             for name, each in one.items():
-                if at:
+                if at is not None:
                     yield at, name
                 if name not in _FREE and isinstance(each, dict | list):
-                    waiting.append((f"{at}.{name}" if at else name, each))
+                    waiting.append(((at, name), each))
+
+
+def _written(path: Path) -> str:
+    parts = list[str]()
+    at: Path | None = path
+    while at is not None:
+        at, part = at
+        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}")
+    return "".join(reversed(parts)).removeprefix(".")

@@ -10,12 +10,17 @@ import orjson
 
 from penstock_gateway.refused import Refused
 from penstock_producer.job.endpoints import MESSAGES
+from penstock_producer.json_bounds import MAX_VALUES, overfull
 
 __all__ = ["RequestReader"]
 
 _BLANKS: Final = b" \t\r\n"
-# A whole string, a bracket, or the quote of a string whose end has not arrived.
-_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
+_QUOTE: Final = ord('"')
+# A whole text, a bracket, or the quote of a text whose end has not arrived. Possessive: else each escape of a text would be kept
+# as a place to go back to, in memory.
+_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
+_IN_TEXT: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_SOME_BLANKS: Final = re.compile(rb"[ \t\r\n]*+")
 _CUSTOM_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 _HEAD: Final = re.compile(rb'\s*\{\s*"requests"\s*:\s*\[\s*')
 _HEAD_MAX: Final = 4096  # bytes before the first request
@@ -31,7 +36,8 @@ class RequestReader:
         self._held = bytearray()
         self._ids = set[str]()  # of at most 64 characters each
         self._begun = self._ended = self._behind_one = False
-        self._depth = self._scanned = 0  # of the request that is not complete
+        self._depth = self._scanned = self._opened = 0  # of the request that is not complete
+        self._in_text = False  # whether what was scanned ends inside of a text
 
     def feed(self, data: bytes) -> list[bytes]:
         self._held += data
@@ -80,7 +86,7 @@ class RequestReader:
                 if self._behind_one:
                     self._behind_one, start = False, start + 1
                     continue
-                self._scanned = start
+                self._scanned, self._opened = start, 0
             end = self._end_of_request()
             if end is None:
                 break
@@ -90,21 +96,41 @@ class RequestReader:
         self._scanned -= start
 
     def _end_of_request(self) -> int | None:
+        """Where it is; None where it has not arrived. No byte is looked at again when more of them come."""
+        if self._in_text and not self._behind_text():
+            return None
         for token in _TOKEN.finditer(self._held, self._scanned):
-            first = token.group()[:1]
-            if first == b'"':
-                if token.end() - token.start() == 1:  # its end has not arrived
-                    self._scanned = token.start()
-                    return None
+            self._scanned = token.end()
+            first = self._held[token.start()]
+            if first == _QUOTE:
+                if token.end() - token.start() == 1:
+                    self._in_text = True
+                    break
                 continue
             self._depth += 1 if first in b"{[" else -1
             if self._depth == 0:
-                return token.end()
-            self._scanned = token.end()
+                return self._scanned
+            self._opened += first in b"{["
+            if self._opened > MAX_VALUES:
+                raise _invalid(f"requests.{self.requests}: the request has more than {MAX_VALUES:,} values")
+        if self._in_text:
+            self._behind_text()
         return None
+
+    def _behind_text(self) -> bool:
+        """Go on to the end of a text, as far as it is there; whether it is."""
+        part = _IN_TEXT.match(self._held, self._scanned)
+        assert part is not None, "the pattern matches nothing, too"
+        self._scanned = part.end()
+        self._in_text = self._held[self._scanned : self._scanned + 1] != b'"'
+        self._scanned += not self._in_text
+        return not self._in_text
 
     def _line(self, raw: bytes) -> bytes:
         at = f"requests.{self.requests}"
+        too_much = overfull(raw)
+        if too_much is not None:
+            raise _invalid(f"{at}: the request has {too_much}")
         try:
             given: Any = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
@@ -128,9 +154,8 @@ class RequestReader:
 
 
 def _behind_blanks(held: bytearray, start: int) -> int:
-    while start < len(held) and held[start] in _BLANKS:
-        start += 1
-    return start
+    blanks = _SOME_BLANKS.match(held, start)
+    return start if blanks is None else blanks.end()
 
 
 def _invalid(message: str) -> Refused:
