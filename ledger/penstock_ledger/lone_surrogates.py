@@ -32,7 +32,7 @@ def replace_surrogates(text: str) -> str:
 def replace_escaped_surrogates(body: bytes) -> bytes:
     """Return JSON with ``\\ufffd`` in the place of each escape of a lone surrogate. It keeps its length, byte for byte.
 
-    Those beyond ``REPLACED_MAX`` stay, and their body is then no JSON to its reader.
+    Those beyond ``REPLACED_MAX`` stay, and their body then cannot be read as JSON.
     """
     if b"\\u" not in body or b"\0" in body:
         return body
@@ -45,7 +45,7 @@ def replace_escaped_surrogates(body: bytes) -> bytes:
 def dump_json(value: Any) -> bytes:
     """Return the value as JSON, with U+FFFD for lone surrogates in its texts and names.
 
-    Raises TypeError for what is no JSON, and RecursionError for what holds itself.
+    Raises TypeError for what cannot be JSON, and RecursionError for what holds itself.
     """
     try:
         return orjson.dumps(value)
@@ -54,7 +54,7 @@ def dump_json(value: Any) -> bytes:
 
 
 def parse_json(body: bytes | str) -> Any:
-    """Return the value of JSON that may escape lone surrogates. Raises orjson.JSONDecodeError for what is no JSON."""
+    """Return the value of JSON that may escape lone surrogates. Raises orjson.JSONDecodeError for anything else."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,6 +1,6 @@
 """Keeps secrets out of errors, logs and whatever else is said about the work: the one place that knows them.
 
-What a model answered is never touched: it belongs to whoever paid for it, and is stored as it came. Two kinds of secrets are
+What a model answered is never touched: it belongs to the one who paid for it, and is stored as it came. Two kinds of secrets are
 known. Values that this process was given (API keys, passwords inside URLs, variables with names such as
 ``…_TOKEN``), which the code that reads them passes to ``remember``; and the shapes of keys that providers hand out, wherever
 they come from. A text without any costs about a microsecond.

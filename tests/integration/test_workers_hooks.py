@@ -38,6 +38,20 @@ def after(item, response):
         os._exit(1)
     return response
 """
+HALVES = r"""
+import json
+from penstock_workers.hooks.contract import Invalid
+
+HALF = json.loads('"half \\ud83d of it"')
+
+def before(item):
+    if item.doc_id == "doc-1":
+        raise ValueError(HALF)
+    return item
+
+def after(item, response):
+    return {**response, "said": HALF} if item.doc_id == "doc-3" else Invalid(HALF, retry=False)
+"""
 DOCUMENTS = 6
 TIME_S = 60.0
 
@@ -99,6 +113,23 @@ def test_hooks_that_end_their_process_are_dead_letters_and_paid_once(fleet: Flee
         words = {letter.key.doc_id: letter.last_error or "" for letter in fleet.producer.dead_letters(job.job_id)}
         assert "ending_hooks:before: its process died" in words["doc-1"]
         assert "ending_hooks:after: its process died" in words["doc-2"]
+
+
+def test_half_an_emoji_in_what_a_hook_raises_or_returns_ends_its_document(fleet: Fleet, tmp_path: Path) -> None:
+    """Before, such a call never ended, and neither did its job. The texts are stored with U+FFFD in its place (A1)."""
+    with fleet:
+        (tmp_path / "hooks" / "half_hooks.py").write_text(HALVES)
+        fleet.provider.start()
+        fleet.ready(fleet.worker(control=True, hook_modules='["half_hooks"]'))
+        job = fleet.submit(4, preprocess="half_hooks:before", postprocess="half_hooks:after")
+        fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+        letters = {letter.key.doc_id: letter for letter in fleet.producer.dead_letters(job.job_id)}
+        reasons = {doc: letter.reason for doc, letter in letters.items()}
+        assert reasons == {"doc-0": "invalid_result", "doc-1": "hook_failed", "doc-2": "invalid_result"}
+        assert "ValueError: half \ufffd of it" in letters["doc-1"].last_error
+        assert letters["doc-2"].last_error == "half_hooks:after: half \ufffd of it"
+        (result,) = fleet.producer.results(job.job_id)
+        assert result.json()["said"] == "half \ufffd of it"
 
 
 def test_a_schema_is_checked_apart_and_one_that_cannot_be_used_pauses_before_a_call(fleet: Fleet) -> None:

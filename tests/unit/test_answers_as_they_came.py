@@ -77,14 +77,14 @@ class Provider:
         """Nothing is open."""
 
 
-def asked(key: str, body: bytes, status: int = 200, kind: str = "openai") -> Answer:
+def asked(key: str, body: bytes, status: int = 200) -> Answer:
     """What the lane api makes of an answer to a call that was sent with this key."""
 
     async def ask() -> Answer:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KEY_OF_TEST", key)
             patch.setattr(api_lane, "make_client", lambda *_: Provider(status, body))
-            provider = ProviderSettings(base_url="http://127.0.0.1:1/v1", api_key_env="KEY_OF_TEST", kind=kind)
+            provider = ProviderSettings(base_url="http://127.0.0.1:1/v1", api_key_env="KEY_OF_TEST")
             lane = ApiLane({"default": provider})
             await lane.start()
             tried = await lane.infer(Prepared(Request("t", "default", "/v1/chat/completions", b"{}", 5.0)))
@@ -165,12 +165,14 @@ def test_what_can_be_no_secret_hides_nothing_in_an_error(key: str, words: str) -
 
 @pytest.mark.parametrize("key", ["placeholder", "12345678", "x" * 40, "-" * 20, "        ", "changeme"])
 def test_a_word_a_number_and_a_line_are_no_secrets(key: str) -> None:
+    """They stand in ordinary texts, which would become unreadable."""
     remember(key)
     assert redact(f"a {key} b") == f"a {key} b"
 
 
 @pytest.mark.parametrize("key", ["token-abc123", "correcthorsebattery", "7f3a9c21", "1234567890123456", "p@ss/word"])
 def test_what_can_be_a_secret_is_hidden(key: str) -> None:
+    """From eight characters on, where they are neither letters alone nor digits alone; from sixteen on in any case."""
     remember(key)
     assert redact(f"a {key} b") == "a [redacted] b"
 

@@ -57,7 +57,7 @@ def test_what_is_no_json_stays_none(body: bytes) -> None:
 
 
 def test_an_answer_of_halves_alone_costs_no_seconds() -> None:
-    """Beyond any real number of them a body is no JSON to its reader."""
+    """Beyond any real number of them a body cannot be read as JSON."""
     with pytest.raises(orjson.JSONDecodeError):
         parse_json(b'"' + b"\\ud83d" * (REPLACED_MAX + 1) + b'"')
     assert len(parse_json(b'"' + b"\\ud83d" * REPLACED_MAX + b'"')) == REPLACED_MAX
@@ -65,6 +65,7 @@ def test_an_answer_of_halves_alone_costs_no_seconds() -> None:
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), {"a": ["\ud83d", object()]}])
 def test_what_cannot_be_written_as_json_is_refused(value: object) -> None:
+    """As orjson refuses it."""
     with pytest.raises(TypeError):
         dump_json(value)
 

@@ -146,7 +146,7 @@ async def test_whatever_text_a_hook_gives_its_call_is_answered(pool: ChildPool, 
     said = await said_by(pool, after(hook, text))
     assert isinstance(said, CallFault | Refused), said
     words = said.words if isinstance(said, CallFault) else said.reason
-    assert 0 < len(words) <= 2_000
+    assert 0 < len(words) <= 2_500
     assert words.encode()
 
 

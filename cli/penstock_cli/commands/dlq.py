@@ -152,12 +152,12 @@ def export(
     """Write the dead letters of a job as OpenAI Batch error lines."""
     from penstock_cli.connect import books
     from penstock_cli.files import STDOUT, write_errors
-    from penstock_producer.reporting.text import count
+    from penstock_producer.reporting.text import count, safe
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
         written = write_errors(ledger, found, output, reason=reason)
-    typer.echo(f"{count(written)} dead letters in {output}", err=output == STDOUT)
+    typer.echo(f"{count(written)} dead letters in {safe(output)}", err=output == STDOUT)
 
 
 @app.command(epilog=examples.DLQ_REPLAY)

@@ -31,6 +31,7 @@ def report(
     from penstock_cli.report.gather import exit_status, report_of
     from penstock_cli.report_forms import Form, form_of, put
     from penstock_cli.watching.all_alike import with_advice
+    from penstock_producer.reporting.text import safe
 
     chosen = form_of("json" if as_json and not form else form, output)
     if as_json and chosen is not Form.JSON:
@@ -40,7 +41,7 @@ def report(
         figures = with_advice(ledger, found, report_of(ledger, found))
         told = put(ledger, found, figures, chosen, output)
     if told:
-        typer.echo(told, err=True)
+        typer.echo(safe(told), err=True)
     raise typer.Exit(exit_status(figures))
 
 
@@ -78,8 +79,9 @@ def results(
     from penstock_cli.connect import books
     from penstock_cli.files import STDOUT
     from penstock_cli.result_forms import Asked, write
+    from penstock_producer.reporting.text import safe
 
     asked = Asked(output, output_format, partial, after, escape_formulas, into, table, into_id, provenance)
     with books(state) as ledger:
         said = write(ledger, ledger.jobs.get(job), asked)
-    typer.echo(said, err=output == STDOUT)
+    typer.echo(safe(said), err=output == STDOUT)

@@ -25,7 +25,7 @@ from penstock_workers.errors import HookMissing
 from penstock_workers.hooks.contract import Invalid, Item
 from penstock_workers.in_child.hook_imports import HookImports, ImportHangs
 from penstock_workers.in_child.hook_threads import HookThreads
-from penstock_workers.in_child.odd_objects import in_words, reason_text, trace_of
+from penstock_workers.in_child.odd_objects import in_words, place_of, reason_text, trace_of
 
 # As an answer of a provider: what is larger would burden SQL and the memory of every reader.
 HOOK_RESULT_BYTES = 32 * 1024 * 1024
@@ -145,12 +145,12 @@ async def _finished(begin: Callable[[], Awaitable[Any]], finish: Finish) -> Chil
         return finish(await begin())
     except HookFault as fault:
         return fault
-    except BaseException as error:  # a cancel, too: the hook's own, or one that nobody waits for
+    except BaseException as error:  # a cancel, too: the hook's own, or one after its time
         return _fault_of(error)
 
 
 def _fault_of(error: BaseException) -> HookFault:
-    return HookFault(in_words(error), trace=trace_of(error))
+    return HookFault(in_words(error) + place_of(error), trace=trace_of(error))
 
 
 def _changed(item: Any) -> Fine:

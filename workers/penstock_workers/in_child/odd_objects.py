@@ -13,14 +13,18 @@ TRACE_CHARS: Final = 20_000
 
 
 def in_words(error: BaseException) -> str:
-    """Return the last line of its traceback, and where it points."""
+    """Return the last line of its traceback."""
+    return _text(lambda: "".join(traceback.format_exception_only(error)).strip(), type(error))[:WORDS_CHARS]
+
+
+def place_of(error: BaseException) -> str:
+    """Return where its traceback points, to be put behind its words; "" where it points nowhere."""
 
     def read() -> str:
-        words = "".join(traceback.format_exception_only(error)).strip()[:WORDS_CHARS]
         frames = traceback.extract_tb(error.__traceback__)
-        return f"{words} (line {frames[-1].lineno} of {frames[-1].filename})" if frames else words
+        return f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
 
-    return _text(read, type(error))[:WORDS_CHARS]
+    return _text(read, type(error))
 
 
 def trace_of(error: BaseException) -> str:

@@ -87,7 +87,7 @@ class ChildServer:
                 self._take(read_call(await read_frame(reader)))
 
     def _say(self, number: int, what: ChildReply) -> None:
-        """Answer the call. What cannot be sent is answered by its failure: nobody else would end the call."""
+        """Answer the call. What cannot be sent is answered by its failure, since nothing else would end the call."""
         try:
             message = frame(ReplyFrame(number, what))
         except Exception as error:

@@ -197,7 +197,7 @@ def _useless(name: str, detail: str, parsed: dict[str, Any]) -> Failure:
 def _request_id(headers: Mapping[str, str]) -> str | None:
     """The one header that is stored."""
     found = headers.get("x-request-id") or headers.get("request-id")
-    return None if found is None else redact(found)
+    return None if found is None else replace_surrogates(redact(found))
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:

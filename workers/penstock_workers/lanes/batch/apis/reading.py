@@ -57,7 +57,7 @@ class LineReader(Generic[Line]):
         self._decoder = msgspec.json.Decoder(form)
 
     def read(self, text: bytes) -> Line:
-        """Read a line, which may escape lone surrogates. Raises msgspec.DecodeError and RecursionError."""
+        """Read a line, which may escape lone surrogates. Raises DecodeError and RecursionError."""
         try:
             return self._decoder.decode(text)
         except msgspec.DecodeError:
