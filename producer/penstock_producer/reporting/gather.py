@@ -36,4 +36,5 @@ def gathered(
             moves=LaneMoves(database).of(job.job_id) if job.moves else [],
             lanes=outcomes.by_lane(job.job_id),
             created=BatchFigures(database).created(job.job_id),
+            unread=BatchFigures(database).unread(job.job_id),
         )
