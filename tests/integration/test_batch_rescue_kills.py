@@ -69,7 +69,11 @@ class House:
             return found
 
     def half_answered(self, least: int) -> None:
-        until(lambda: self.batches()["answered"] >= least, WORK_S, "the provider has answered some of it")
+        def answered() -> int:
+            with urllib.request.urlopen(self.fleet.provider.root + "/batches", timeout=5) as answer:
+                return sum(int(batch["answered"]) for batch in json.load(answer)["batches"])
+
+        until(lambda: answered() >= least, WORK_S, "the provider has answered some of it")
 
     def dies(self, process: Process, place: str, job: Job, within_s: float = WORK_S) -> None:
         try:
@@ -112,7 +116,8 @@ def test_control_dies_in_a_rescue(house: House, place: str) -> None:
     """Control chooses to leave the batches for the deadline and is killed in a step of that, twice; the next one goes on.
     In time each document has one outcome, and what was paid twice is counted as such."""
     fleet = house.fleet
-    fleet.provider.start("--batch-s", "120", "--batch-step-s", "1", "--latency-ms", "50", "--latency-sigma", "0")
+    cancels_s = "10" if place == "move_handing" else "1"  # only what is not cancelled in time is handed over
+    fleet.provider.start("--batch-s", "120", "--batch-step-s", cancels_s, "--latency-ms", "50", "--latency-sigma", "0")
     house.api_worker()
     house.batch_worker()
     job = submit(house, lane="batch", lanes=["batch", "api"], deadline_s=DEADLINE_S)
@@ -158,12 +163,12 @@ def test_a_batch_worker_dies_in_a_rescue(house: House, place: str) -> None:
 def test_a_batch_worker_dies_in_a_cancel(house: House, place: str) -> None:
     """What was answered until the cancel is stored, all else is a dead letter `cancelled`, and nothing is asked for again."""
     fleet = house.fleet
-    fleet.provider.start("--batch-s", "30", "--batch-step-s", "1")
+    fleet.provider.start("--batch-s", "120", "--batch-step-s", "1")
     worker, control = house.batch_worker(failpoints=f"{place}:kill"), house.control()
     job = submit(house, lane="batch")
-    house.half_answered(40)
+    house.half_answered(20)
     began = time.monotonic()
-    fleet.penstock("cancel", job.job_id)
+    fleet.producer.cancel(job.job_id)
     control.kill()  # it dies as well, as soon as it may have begun
     house.control()
     house.dies(worker, place, job)
@@ -172,6 +177,6 @@ def test_a_batch_worker_dies_in_a_cancel(house: House, place: str) -> None:
     house.check(job)
     counts = fleet.producer.status(job.job_id).counts
     print(f"{place}: {time.monotonic() - began:.1f} s, {counts}")
-    assert (counts.succeeded >= 40, counts.succeeded + counts.dead) == (True, DOCUMENTS)
+    assert (counts.succeeded >= 20, counts.succeeded + counts.dead) == (True, DOCUMENTS)
     assert set(counts.dead_by_reason) == {"cancelled"}
     assert house.batches()["answered"] == counts.succeeded, "all that was paid is there"

@@ -72,7 +72,9 @@ def report(key: str = "reviews", reasons: dict[str, int] | None = None) -> Repor
         MadeWith(1, "batch", "default", "1.0", "", 0.5, 1.5, batch_discount=0.5),
         MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5),
     ]
-    return build(job, found, stats={"retried:timeout": 3}, seconds=4.0, made_with=made, lanes=lanes, created=(2, 9))
+    return build(
+        job, found, stats={"retried:timeout": 3}, seconds=4.0, made_with=made, lanes=lanes, created=(2, 9), unread=(3, 500_000)
+    )
 
 
 def html(found: Report, course: Course = COURSE) -> str:
@@ -173,7 +175,13 @@ def test_money_is_counted_in_the_lane_that_answered() -> None:
         ("api", 4, 0.5),
     ]
     assert found.to_json()["cost_by_lane"][0]["cost_usd"] == 1.0
-    assert found.to_json()["batches"] == {"batches": 2, "requests": 9, "saved_usd": 1.0}
+    assert found.to_json()["batches"] == {
+        "batches": 2,
+        "requests": 9,
+        "saved_usd": 1.0,
+        "unread": 3,
+        "unread_usd": 0.5,
+    }
     job = Job("id1", "k", {"lane": "api"}, {}, "", JobState.COMPLETED, None, 1, 2, 0.0, 1.0)
     plain = build(job, Counts(2, 0, 0, {}, 2, 4, 4, 8), stats={}, lanes=[LaneCounts("api", 1, 0, 1, 2, 2, 4)])
     assert [(one.lane, one.succeeded, one.calls) for one in plain.cost_by_lane] == [("api", 2, 2)]

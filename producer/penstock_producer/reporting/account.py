@@ -28,6 +28,8 @@ class BatchesCreated(NamedTuple):
     batches: int
     requests: int  # in them; a document that a batch left without an answer is in a later one again
     saved_usd: float | None  # by their discount; None: unknown
+    unread: int = 0  # answers that were paid for and could not be read
+    unread_usd: float | None = 0.0  # what these cost at most, as estimated; None: unknown
 
 
 class PromptTokens(NamedTuple):
@@ -101,9 +103,10 @@ def build(
     lanes: Sequence[LaneCounts] = (),
     created: tuple[int, int] = (0, 0),
     sizes: PromptSizes | None = None,
+    unread: tuple[int, int | None] = (0, 0),
 ) -> Report:
     """SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw; ``created`` is how many batches
-    providers took, with how many requests.
+    providers took, with how many requests, ``unread`` how many of their answers were paid for in vain, and what these cost.
 
     ``seconds`` of work where the caller measured them, else the time from submit to the end.
     """
@@ -147,7 +150,7 @@ def build(
         lanes=lanes_of(moves),
         cost_by_lane=by_lane,
         saved=saved,
-        batches=BatchesCreated(*created, saved.batch_discount_usd) if created[0] or packs(lane) else None,
+        batches=_batches(created, saved.batch_discount_usd, unread) if created[0] or packs(lane) else None,
         prompt_sizes=None if sizes is None else _prompt_tokens(sizes),
     )
 
@@ -157,3 +160,8 @@ def _prompt_tokens(sizes: PromptSizes) -> PromptTokens:
         [{"up_to": up_to, "documents": number} for up_to, number in sizes.histogram],
         [{"doc_id": doc_id, "prompt_tokens": tokens} for doc_id, tokens in sizes.largest],
     )
+
+
+def _batches(created: tuple[int, int], saved_usd: float | None, unread: tuple[int, int | None]) -> BatchesCreated:
+    answers, microusd = unread
+    return BatchesCreated(*created, saved_usd, answers, None if microusd is None else round(microusd / MICRO, 6))

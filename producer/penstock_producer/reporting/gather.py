@@ -38,4 +38,5 @@ def gathered(
             lanes=outcomes.by_lane(job.job_id),
             created=BatchFigures(database).created(job.job_id),
             sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
+            unread=BatchFigures(database).unread(job.job_id),
         )

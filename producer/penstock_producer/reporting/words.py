@@ -107,6 +107,9 @@ def _tokens(bound: int | None) -> str:
 def batches_line(created: BatchesCreated | None) -> Iterator[str]:
     if created is not None and created.batches:
         yield f"{count(created.requests)} requests in {counted_batches(created.batches)}"
+    if created is not None and created.unread:
+        cost = "of an unknown cost" if created.unread_usd is None else f"of up to {usd(created.unread_usd)}"
+        yield f"{count(created.unread)} answers {cost} in these were paid for and could not be read"
 
 
 def counted_batches(number: int) -> str:

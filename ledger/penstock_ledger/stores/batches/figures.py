@@ -176,6 +176,17 @@ class BatchFigures:
         batches, requests = self._db.read(lambda connection: connection.execute(_TAKEN, {"job": job_id}).one())
         return int(batches), int(requests)
 
+    def unread(self, job_id: str) -> tuple[int, int | None]:
+        """Return the answers to a job's batches that were paid for and could not be read, and what they cost at most, in
+        millionths of a dollar; None where for some of them no price is known."""
+        columns = table.c
+        query = select(
+            func.coalesce(func.sum(columns.unread), 0), func.coalesce(func.sum(columns.unread_microusd), 0),
+            func.count(columns.unread), func.count(columns.unread_microusd),
+        ).where(columns.job_id == job_id)  # fmt: skip
+        answers, cost, of, priced = self._db.read(lambda connection: connection.execute(query).one())
+        return int(answers), int(cost) if of == priced else None
+
     def open_times(self, job_id: str) -> BatchesOpen:
         """Since when the batches of a job run, or wait to be created."""
         columns, waiting = table.c, (str(BatchState.PACKED), str(BatchState.UPLOADED))

@@ -97,7 +97,7 @@ class Troubles:
 
     async def is_given_up(self, error: BatchGone | AnswersMissing, what: str, *, may_come: bool) -> bool:
         """Note a look that did not find the batch, or all its answers, and wait for the next one; True once there were enough
-        of them for long enough. ``may_come``: answers are at the provider that nobody has read. Raises BatchLost."""
+        of them for long enough. ``may_come``: the provider has answers that were not read. Raises BatchLost."""
         led, now = self._led, time.time()
         before, own = led.batch.missing, led.around.settings.batch
         missing = Missing(what, now, 0) if before is None or before.what != what else before
