@@ -42,6 +42,13 @@ def is_full(error: BaseException) -> bool:
     return "disk is full" in text or "no space left" in text or "misconf" in text
 
 
+def is_read_only(error: BaseException) -> bool:
+    """Return whether an error says that nothing can be written there any more: of the operating system, or of SQLite."""
+    if isinstance(error, OSError):
+        return error.errno == errno.EROFS
+    return "readonly database" in str(error).lower()
+
+
 def megabytes(number: int) -> str:
     """Bytes in megabytes."""
     return f"{max(0, number) / 1_000_000:,.1f} MB"

@@ -122,7 +122,9 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.door_limits import Admitted as Admitted
     from penstock_ledger.in_redis.door_limits import DoorLimits as DoorLimits
     from penstock_ledger.in_redis.queue_book import QueueBook as QueueBook
+    from penstock_ledger.in_redis.quotas_seen import COUNTED as COUNTED
     from penstock_ledger.in_redis.quotas_seen import QuotaSeen as QuotaSeen
+    from penstock_ledger.in_redis.quotas_seen import counted as counted
     from penstock_ledger.in_redis.quotas_seen import quotas_seen as quotas_seen
     from penstock_ledger.in_redis.redis_address import REDIS_CONNECT_TIMEOUT_S as REDIS_CONNECT_TIMEOUT_S
     from penstock_ledger.in_redis.redis_address import REDIS_TIMEOUT_S as REDIS_TIMEOUT_S
@@ -263,7 +265,7 @@ else:
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
             "penstock_ledger.stores.purge": "purge_job",
             "penstock_ledger.in_redis.queue_book": "QueueBook",
-            "penstock_ledger.in_redis.quotas_seen": "QuotaSeen quotas_seen",
+            "penstock_ledger.in_redis.quotas_seen": "COUNTED QuotaSeen counted quotas_seen",
             "penstock_ledger.in_redis.redis_address": "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets",
             "penstock_ledger.in_redis.redis_health": "is_cluster",
             "penstock_ledger.in_redis.redis_ledger": "RedisLedger",

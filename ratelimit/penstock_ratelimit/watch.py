@@ -96,7 +96,7 @@ class QuotaView:
     climbing: bool
     """A process that controls it still doubles what it has under way, as after a start."""
     granted: int
-    """Tickets so far."""
+    """Tickets since Redis has known the quota: each is a call, sent again ones included."""
     throttled: int
     """429s so far."""
     ramps: int

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+from datetime import time as clock_time
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from night import DAY, NOON, ONE, SPEC, Night, join_starts
@@ -24,6 +28,7 @@ from penstock_ledger import (
 from penstock_ledger.stores import schedules as schedule_store
 from penstock_producer import ProducerSettings, ScheduleError, SpecError
 from penstock_producer.errors import SinkError
+from penstock_producer.schedules.due import ON_TIME_S
 from penstock_producer.schedules.marks import started_by
 from penstock_workers.control.schedules import starts
 from penstock_workers.control.schedules.schedule_steps import HOLD_S, RETRY_S, TRIES_MAX, WAIT_S
@@ -437,3 +442,64 @@ def test_a_place_for_results_is_tried_at_each_time(tmp_path: Path) -> None:
     control.turn()
     assert night.outcomes() == [FiringOutcome.FAILED, FiringOutcome.STARTED]
     database.close()
+
+
+def planned_in_berlin(first: date, days: int) -> list[float]:
+    """Return half past two of each day: once where it comes twice, and the first moment after the gap where it does not come."""
+    zone, found = ZoneInfo("Europe/Berlin"), []
+    for nth in range(days):
+        wall = datetime.combine(first + timedelta(days=nth), clock_time(2, 30), zone)
+        exists = wall.astimezone(UTC).astimezone(zone).hour == 2
+        found.append((wall if exists else wall.replace(hour=2, minute=0).astimezone(UTC)).timestamp())
+    return found
+
+
+def caught_up(policy: str, planned: Sequence[float], looks: Sequence[float]) -> list[float]:
+    """Return the times whose jobs start, by the rule of docs/schedules.md, for looks at these moments."""
+    left, started = list(planned), []
+    for now in looks:
+        come = [time for time in left if time <= now]
+        left = left[len(come) :]
+        match policy:
+            case "all":
+                started += come
+            case "once":
+                started += come[-1:]
+            case _:
+                started += [time for time in come[-1:] if now - time <= ON_TIME_S]
+    return started
+
+
+@pytest.mark.parametrize("first", [date(2026, 3, 26), date(2026, 10, 22)], ids=["into summer time", "out of it"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_clock_that_moves_both_ways_starts_each_time_once(night: Night, first: date, seed: int) -> None:
+    """Days forward, hours and days back, a process that is replaced, and summer time in between: to the end of eight days each
+    time that the catch-up rule starts has one job, and none has two (A10)."""
+    planned = planned_in_berlin(first, 12)
+    night.now = planned[0] - 3_600
+    for policy in ("all", "once", "skip"):
+        night.add(policy, "30 2 * * *", timezone="Europe/Berlin", catch_up=policy, overlap=True)
+    chance, looks = random.Random(seed), [night.now]
+    controls = [night.control("a"), night.control("b")]
+    while night.now < planned[7]:
+        ahead = next(time for time in planned if time > night.now)
+        night.now = chance.choice(
+            [ahead + 10, night.now + DAY, night.now + 2 * DAY, night.now + 600, night.now - 3_600]
+        )
+        for moment in (
+            night.now,
+            night.now - chance.choice([0, 600, 3_600, DAY]),
+            night.now,
+        ):  # there, back, and there again
+            night.now = moment
+            looks.append(moment)
+            chance.choice(controls).turn(9)
+        if chance.random() < 0.3:  # another takes its place, and knows nothing but what the ledger says
+            controls[0] = night.control(f"a{len(looks)}")
+    for policy in ("all", "once", "skip"):
+        fired = [firing for firing in night.firings(policy) if firing.outcome is FiringOutcome.STARTED]
+        assert sorted(firing.planned_at for firing in fired) == caught_up(policy, planned, looks), policy
+        assert len({firing.job_id for firing in fired}) == len(fired)
+        assert {job.job_id for job in night.jobs.list() if job.job_key.startswith(f"{policy}@")} == {
+            firing.job_id for firing in fired
+        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -57,6 +58,36 @@ def test_a_full_disk_is_waited_for(machine: Machine, disk: Path) -> None:
     assert "Traceback" not in told + rest
     assert len(rest.splitlines()) < 60
     assert machine.leftovers() == []
+
+
+@contextlib.contextmanager
+def read_only(place: Path) -> Iterator[None]:
+    """Have every path below the place refuse writes; files that are open are written on, as the system refuses to change them."""
+    subprocess.run(["mount", "--bind", str(place), str(place)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_state_folder_that_turns_read_only_loses_nothing(machine: Machine, disk: Path) -> None:
+    """The screen says so with the command that goes on, and the next run pays nothing twice (A10)."""
+    machine.source(200)
+    with simulator("--latency-ms", "200") as provider:
+        arguments = machine.run_arguments(provider, "--concurrency", "10", "--workers", "1")
+        process = machine.start(*arguments)
+        eventually(lambda: provider.stats()["requests"] > 40)
+        with read_only(disk):
+            told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+        assert process.returncode not in (0, None), told
+        assert "the file system has become read-only" in told, told + machine.logs()
+        assert re.search(r"resume with:  penstock run reviews\.jsonl", told)
+        assert "Traceback" not in told
+        status, told = machine.penstock(*arguments)
+        assert status == 0, told + machine.logs()
+        assert provider.stats()["requests"] <= 200 + 10, "at most what was in flight is asked again"
+    assert machine.report()["succeeded"] == 200
 
 
 def test_ctrl_c_on_a_full_disk_is_resumable(machine: Machine, disk: Path) -> None:

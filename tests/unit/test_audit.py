@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_an_audit_without_a_report_fails_nothing(
     pretended.write_text(f"#!/bin/sh\ncase $1 in -c) echo {tmp_path};; *) echo 'cannot connect' >&2; exit 1;; esac\n")
     pretended.chmod(0o755)
     (tmp_path / "audit.json").write_text('{"dependencies": []}')
-    monkeypatch.setattr(audit.sys, "executable", str(pretended))
+    monkeypatch.setattr(sys, "executable", str(pretended))
     found = audit.ask_for_advisories(pretended, tmp_path / "audit.json")
     assert (found.exit_status, found.checked) == (0, 0)
     assert "cannot connect" in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_a_long_cell_is_whole_and_widens_no_column() -> None:
 def test_limits_are_told_in_plain_words() -> None:
     """What `penstock limits` counts is said as requests, answers and limits, not by the names of our parts (D38)."""
     told = " · ".join([*tallies(LOOK), *(trouble.text for trouble in troubles(LOOK, 0.0))])
-    assert "120 started · 7 answered 429 · 3 failed · 2 of the 429s for a rise too fast" in told
+    assert "120 calls started · 7 answered 429 · 3 failed at the provider · 2 of the 429s for a rise too fast" in told
     assert "of the limits" not in told, "there are none"
     limited = replace(
         LOOK, view=replace(LOOK.view, dimensions=(DimensionView("requests", 60.0, 1.0, 60.0, 0.0, 0.0, 0.0),))

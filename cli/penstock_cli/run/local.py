@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock_cli.commandline import this_command
 from penstock_cli.connect import Books
-from penstock_cli.disk import free_bytes, is_full, megabytes
+from penstock_cli.disk import free_bytes, is_full, is_read_only, megabytes
 from penstock_cli.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, JobStopped
 from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.processes.standby import Standby
@@ -58,7 +58,7 @@ def run_local(request: RunRequest, standby: Standby) -> int:
             return EXIT_INTERRUPTED
         except Exception as error:
             screen.close()
-            full = _disk_full(request, error)
+            full = _disk_trouble(request, error)
             if full is None:
                 raise
             if not interrupts.asked:
@@ -121,13 +121,19 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby
     return job
 
 
-def _disk_full(request: RunRequest, error: BaseException) -> str | None:
-    """What to say when an error comes from a full disk; None when it does not."""
+def _disk_trouble(request: RunRequest, error: BaseException) -> str | None:
+    """Return what to say when an error comes from a disk that is full or read-only; None when it does not."""
     seen: BaseException | None = error
-    while seen is not None and not is_full(seen):
+    while seen is not None and not is_full(seen) and not is_read_only(seen):
         seen = seen.__cause__ or seen.__context__
     if seen is None:
         return None
+    if is_read_only(seen):
+        places = ", ".join(map(str, places_of(request)))
+        return (
+            f"the file system has become read-only, of one of these: {places}. What is finished is kept, nothing of it is paid "
+            f"again. Make it writable (the system's log says why it is not), then resume with:  {this_command()}"
+        )
     room = [
         f"{place} ({megabytes(free)} left)" for place in places_of(request) if (free := free_bytes(place)) is not None
     ]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock_ledger import counted
 from penstock_producer.reporting.reasons import cause_line, latest_cause
 from penstock_producer.reporting.text import count, duration, one_line, rate
 from penstock_ratelimit.for_penstock import RETRIES_LEAVE, Breaker
@@ -155,11 +156,12 @@ def people(view: QuotaView) -> list[str]:
 
 
 def tallies(look: QuotaSeen) -> list[str]:
-    """What happened so far."""
+    """What has happened since Redis has known the quota."""
     view = look.view
-    speed = f" ({rate(look.traffic.granted)})" if look.traffic is not None else ""
-    parts = [f"{count(view.granted)} started{speed}", f"{count(view.throttled + view.ramps)} answered 429"]
-    parts.append(f"{count(view.failures)} failed")
+    numbers = counted(view.granted, view.throttled + view.ramps, view.failures)
+    parts = [f"{count(number)} {what}" for number, what in numbers]
+    if look.traffic is not None:
+        parts[0] += f" ({rate(look.traffic.granted)})"
     if view.ramps:
         parts.append(f"{count(view.ramps)} of the 429s for a rise too fast")
     if view.holds:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from penstock_ledger import Cause, QuotaSeen
+from penstock_ledger import Cause, QuotaSeen, counted
 from penstock_producer.reporting.reasons import cause_line, latest_cause
 from penstock_producer.reporting.text import count, duration, one_line
 
@@ -32,9 +32,7 @@ class QuotaRow(NamedTuple):
     state: str
     kind: str  # of the badge
     limits: Sequence[str]
-    granted: str
-    throttled: str
-    failures: str
+    counted: Sequence[tuple[str, str]]  # number, what it counts
     stops: Sequence[tuple[str, str, str]]
     cause: str
 
@@ -68,9 +66,7 @@ def _row(seen: QuotaSeen, causes: Sequence[Cause], now: float, in_state: str) ->
         state,
         kind,
         [_limit(name, per_second) for name, per_second in seen.limits.items()],
-        count(seen.granted),
-        count(seen.throttled),
-        count(seen.failures),
+        [(count(number), what) for number, what in counted(seen.granted, seen.throttled, seen.failures)],
         list(stops(seen, in_state)),
         "" if cause is None else cause_line(cause, now),
     )

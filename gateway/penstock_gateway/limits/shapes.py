@@ -6,6 +6,8 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock_ledger import COUNTED
+
 __all__ = ["FailureShown", "QuotaAccount", "QuotaList", "QuotaShown"]
 
 _FAILURE: Final[dict[str, Any]] = {
@@ -44,9 +46,11 @@ class QuotaAccount(BaseModel):
     model_config = _like(_ACCOUNT)
 
     limits_per_s: dict[str, float] = Field(description="What the provider allows, in units per second.")
-    granted: int = Field(description="Requests so far.")
-    throttled: int = Field(description="429s so far.")
-    failures: int = Field(description="Failures of the provider's servers so far.")
+    granted: int = Field(
+        description=f"{COUNTED['granted'].capitalize()}, repeats included, since Redis has known the provider."
+    )
+    throttled: int = Field(description=f"Calls {COUNTED['throttled']}, likewise.")
+    failures: int = Field(description=f"Calls that {COUNTED['failures']}: 5xx, overload, timeouts, lost connections.")
     hold: str | None = Field(description="Why the account is held: `penstock limits --lift` ends that.")
     last_failures: list[FailureShown]
 

@@ -13,14 +13,22 @@ from typing import Any, Final, Literal, NamedTuple
 
 import redis
 
-__all__ = ["QuotaSeen", "quotas_seen"]
+__all__ = ["COUNTED", "QuotaSeen", "counted", "quotas_seen"]
 
 QUOTAS_READ: Final = 256  # a fleet has a few; more than this is one quota per customer
 TEXT_CHARS: Final = 500  # of why it is held
 LIMITS_READ: Final = 32  # of one quota
 _IDS: Final = "penstock:quotas"
-_FIELDS: Final = ("config", "hold", "hat", "bs", "bu", "nb", "n", "x:throttled", "x:failed")
+_FIELDS: Final = ("config", "hold", "hat", "bs", "bu", "nb", "n", "x:throttled", "x:ramp", "x:failed")
 
+
+# What the counters of a quota count, in the words of every screen. All of them begin when Redis first knows the quota, go on from
+# job to job, and begin anew where Redis has lost its data.
+COUNTED: Final[Mapping[str, str]] = {
+    "granted": "calls started",
+    "throttled": "answered 429",
+    "failures": "failed at the provider",
+}
 
 QuotaState = Literal["open", "held", "failing", "waiting"]
 
@@ -30,9 +38,9 @@ class QuotaSeen(NamedTuple):
 
     quota_id: str
     limits: Mapping[str, float]  # units per second that the provider allows, by what is limited
-    granted: int  # requests so far
-    throttled: int  # 429s so far
-    failures: int  # of the server, so far
+    granted: int
+    throttled: int
+    failures: int
     hold: str  # why the account is held; empty = it is not
     held_s: float
     pause_left_s: float  # the provider said: nothing for so long
@@ -47,6 +55,11 @@ class QuotaSeen(NamedTuple):
         if self.open_left_s > 0 or self.probing:
             return "failing"
         return "waiting" if self.pause_left_s > 0 else "open"
+
+
+def counted(granted: int, throttled: int, failures: int) -> list[tuple[int, str]]:
+    """Return the counters of a quota with what each counts, as every screen says it."""
+    return list(zip((granted, throttled, failures), COUNTED.values(), strict=True))
 
 
 def quotas_seen(client: redis.Redis, clock_us: Callable[[], int] | None = None) -> list[QuotaSeen]:
@@ -71,7 +84,7 @@ def _seen(quota_id: str, row: Mapping[str, Any], now_us: float) -> QuotaSeen:
         quota_id,
         _limits(row["config"]),
         int(_number(row["n"])),
-        int(_number(row["x:throttled"])),
+        int(_number(row["x:throttled"])) + int(_number(row["x:ramp"])),
         int(_number(row["x:failed"])),
         hold,
         max(0.0, (now_us - _number(row["hat"])) / 1_000_000) if hold and row["hat"] else 0.0,

@@ -20,7 +20,7 @@ class FreeStarts:
             return None
         self._state.in_flight.granted()
         self._state.tally.granted += 1
-        self._ask_soon()
+        self._report_soon()
         return self._current_grant()
 
     def let_in(self) -> bool:
@@ -30,7 +30,7 @@ class FreeStarts:
             if state.issuing.price(waiter, state.terms):
                 waiter.grant = self._current_grant()
                 state.issuing.issue(waiter)
-                self._ask_soon()
+                self._report_soon()
         return state.callers.has_line
 
     def _are_allowed(self) -> bool:
@@ -49,7 +49,8 @@ class FreeStarts:
             self._grant = Grant(generation)
         return self._grant
 
-    def _ask_soon(self) -> None:
+    def _report_soon(self) -> None:
         state = self._state
+        state.reports.started += 1
         if state.reports.due_at is None and state.reports.ask_again(now=state.now()):  # what is due comes sooner
             state.wake.set()

@@ -37,6 +37,8 @@ class Pending:
     settlements: dict[str, float] = field(default_factory=dict)
     report: ProviderReport = NOTHING
     seen: dict[str, RemainingHere] = field(default_factory=dict)
+    started: int = 0
+    """Tickets that this process gave without a call."""
 
     def remaining(self, now: float) -> dict[str, Remaining]:
         return {dim: Remaining(seen.remaining, seen.counter, now - seen.at) for dim, seen in self.seen.items()}
@@ -49,6 +51,8 @@ class ReportBuffer:
         self._load = Pending()
         self._wins = 0
         """Good answers since ``_load`` was begun, apart from its report: a new report for each costs more than the rest."""
+        self.started = 0
+        """Tickets given without a call since ``_load`` was begun, for the count that people read."""
         self.due_at: float | None = None
         """Loop time at which it travels alone; None when there is none."""
 
@@ -105,7 +109,9 @@ class ReportBuffer:
     def take(self) -> Pending:
         load = self._load
         load.report = replace(load.report, wins=load.report.wins + self._wins)
+        load.started += self.started
         self._load, self._wins = Pending(report=ProviderReport(generation=load.report.generation)), 0
+        self.started = 0
         self.due_at = None
         return load
 
@@ -115,6 +121,7 @@ class ReportBuffer:
             self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
         self._load.seen = {**load.seen, **self._load.seen}
         self._load.report = _sum(load.report, self._load.report)
+        self._load.started += load.started
         self._due(now + BUSY_S)
 
     def drop_refunds(self) -> None:

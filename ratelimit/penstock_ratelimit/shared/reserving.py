@@ -95,6 +95,7 @@ class Reserving:
             share_s=2 * state.quota.horizon_s / max(state.processes, 1),
             pause_s=pause_s,
             report=load.report,
+            started=load.started,
             remaining=load.remaining(now),
         )
         state.tally.calls += 1

@@ -125,4 +125,6 @@ class Reserve:
     share_s: float
     pause_s: float = 0.0
     report: ProviderReport = NOTHING
+    started: int = 0
+    """Tickets that the process gave without a call since its last one, where nothing limits the quota."""
     remaining: Mapping[str, Remaining] = field(default_factory=dict)

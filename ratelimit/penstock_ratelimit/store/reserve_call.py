@@ -41,6 +41,8 @@ class Arguments(NamedTuple):
     slope_doubling_us: int
     slope_after_idle_us: int
     """0 = never."""
+    started: int
+    """Tickets that the process gave by itself since its last call."""
     reports: int
     """1 when the next eight say something."""
     throttled: int
@@ -105,6 +107,7 @@ def arguments(ask: Reserve, now_us: int | str) -> list[Any]:
             slope_start=slope.start,
             slope_doubling_us=int(slope.doubling_s * US),
             slope_after_idle_us=0 if isinf(slope.after_idle_s) else ceil(slope.after_idle_s * US),
+            started=ask.started,
             reports=int(seen != NOTHING),
             throttled=seen.throttled,
             ramp=seen.ramp,

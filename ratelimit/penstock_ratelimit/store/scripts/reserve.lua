@@ -12,7 +12,7 @@
 --   k:<dim>  units charged so far, settlements and refunds included
 --   p: f: sr: sk: sa:<dim>  what the provider said is left, see remaining.lua
 --   h:<dim>  when a header last stated its limit                             written by confirm
---   n        tickets granted so far        ng  latest start time granted
+--   n        tickets granted so far, here or by processes that may start without asking        ng  latest start time granted
 --   nb       no request starts before this time
 --   lt       latest time seen                                              also written by install
 --   mg mga   margin at the last 429 or install, and when that was          also written by install
@@ -262,10 +262,9 @@ end
 
 -- --- write ---------------------------------------------------------------------------------------------------------
 
-if granted > 0 then
-  put_us('n', granted_ever + granted)
-  put_us('ng', now + waits[granted])
-end
+local given = granted + tonumber(arg.started)
+if given > 0 then put_us('n', granted_ever + given) end
+if granted > 0 then put_us('ng', now + waits[granted]) end
 if slope and whole_at(slope) <= now then slope = nil end
 if slope then
   put('rf', string.format('%.6f', slope.share))
