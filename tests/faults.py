@@ -25,7 +25,7 @@ from penstock_ledger.model import Job, JobState
 from penstock_simulate.hostile import KINDS
 
 WORKERS, CONCURRENCY = 2, 8
-SLOTS = 2 * CONCURRENCY  # of one worker: running, or answered and waiting for the group commit
+SLOTS = CONCURRENCY  # of one worker: in a call, or answered and not stored yet
 RESUME_S = 90.0  # from the fault's end to the next outcome
 END_S = 120.0  # from there to the job's end
 MAX_LOG_BYTES = 400_000  # that one process may write in one scenario: a flood buries what matters

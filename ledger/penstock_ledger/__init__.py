@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.answer_book import Asked as Asked
     from penstock_ledger.in_redis.answer_book import InFlight as InFlight
     from penstock_ledger.in_redis.answer_book import RequestName as RequestName
+    from penstock_ledger.in_redis.batches import FED_UP_TO as FED_UP_TO
     from penstock_ledger.in_redis.batches import AskedAgain as AskedAgain
     from penstock_ledger.in_redis.batches import Begin as Begin
     from penstock_ledger.in_redis.batches import BeginReply as BeginReply
@@ -230,8 +231,8 @@ else:
             "penstock_ledger.door_stores.whose": "EVERYONE Whose",
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
-                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep Lately MayCost Memory Publish PublishReport "
-                "SettleBatch SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
+                "FED_UP_TO AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep Lately MayCost Memory Publish "
+                "PublishReport SettleBatch SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.in_redis.budget_book": "Account BOUNDLESS BudgetBook TenantAccount TenantSeen",
             "penstock_ledger.in_redis.causes": "Cause CauseBook",

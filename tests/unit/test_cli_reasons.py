@@ -25,7 +25,6 @@ from penstock_producer.reporting.reasons import (
     latest_cause,
     retried_by_reason,
     retried_line,
-    unserved,
 )
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView
@@ -171,18 +170,6 @@ def test_the_panel_and_the_lines_show_reasons_and_the_last_failure() -> None:
     assert isinstance(box.file, io.StringIO)
     assert "no worker serves lane api" in box.file.getvalue()
     assert "the last failure: timeout" in box.file.getvalue()
-
-
-@pytest.mark.parametrize(("seen", "served"), [
-    ([], False),
-    ([WorkerSeen("w", 1.0, {"lane": "gpu"})], False),
-    ([WorkerSeen("w", 30.0, {"lane": "embed"})], False),
-    ([WorkerSeen("w", 1.0, {"lane": "gpu"}), WorkerSeen("x", 1.0, {"lane": "embed"})], True),
-])  # fmt: skip
-def test_a_lane_that_no_worker_serves_is_named_with_its_command(seen: list[WorkerSeen], served: bool) -> None:
-    """Workers of other lanes, or that fell silent, do not count (D16)."""
-    told = unserved(seen, "embed")
-    assert told == (None if served else "no worker serves lane embed: start one with  penstock worker --lane embed")
 
 
 @pytest.mark.parametrize(("workers", "is_missing"), [

@@ -73,7 +73,14 @@ def report(key: str = "reviews", reasons: dict[str, int] | None = None) -> Repor
         MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5),
     ]
     return build(
-        job, found, stats={"retried:timeout": 3}, seconds=4.0, made_with=made, lanes=lanes, created=(2, 9), unread=(3, 500_000)
+        job,
+        found,
+        stats={"retried:timeout": 3},
+        seconds=4.0,
+        made_with=made,
+        lanes=lanes,
+        created=(2, 9),
+        unread=(3, 500_000),
     )
 
 

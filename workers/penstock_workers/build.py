@@ -301,8 +301,12 @@ class WorkerEngine:
 
     def _describe(self) -> dict[str, str]:
         hooks = self._code.described() if self._code is not None else {}
+        away = next((one for one in self._backlogs if one.away() is not None), None)
+        suspects = 0 if self._host is None else self._host.suspects()
         return {
             **hooks,
+            **({} if away is None else {"store_away": away.away() or "", "store_s": f"{away.oldest_s():.0f}"}),
+            **({"suspects": str(suspects)} if suspects else {}),
             "lane": self._settings.lane,
             "concurrency": str(self._slots),
             "in_flight": str(self.stats().get("in-flight", 0)),

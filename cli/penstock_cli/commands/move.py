@@ -24,8 +24,8 @@ def move(
     """Let a running job go on in another lane; what is done stays, and what is under way is not lost."""
     from penstock_cli.connect import books
     from penstock_ledger import BY_HAND, LaneMoves
-    from penstock_producer.reporting.reasons import unserved
     from penstock_producer.reporting.text import safe
+    from penstock_producer.reporting.waits import no_worker
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -37,9 +37,9 @@ def move(
         if redis is not None:
             redis.set_job_lane(ledger.jobs.get(found.job_id))
         typer.echo(f"{safe(found.job_key)} goes on in lane {lane}; it was in {found.lane}")
-        missing = None if redis is None else unserved(redis.workers(), lane)
+        missing = None if redis is None else no_worker(redis.workers(), lane)
         if missing is not None:
-            typer.echo(missing)
+            typer.echo(missing.said)
 
 
 def _check(ledger: Books, job: Job, lane: str) -> None:

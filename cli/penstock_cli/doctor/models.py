@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import redis
 
 from penstock_cli.doctor.finding import Finding, Verdict
-from penstock_ledger import LiveJobs, RedisAddress, RedisLedger, WorkerSeen, open_database
+from penstock_ledger import Database, LiveJobs, RedisAddress, RedisLedger, WorkerSeen, open_database
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.served import missing_provider, serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs
 from penstock_producer.reporting.cards import cards_in_words
 from penstock_producer.reporting.engines import engines_of
-from penstock_producer.reporting.reasons import unserved_model
 from penstock_producer.reporting.text import safe
+from penstock_producer.reporting.waits import look, unserved_models
 
 SUBJECT = "models"
 JOBS_SHOWN = 10
@@ -31,7 +31,7 @@ def models(redis_url: str, database_url: str) -> Iterator[Finding]:
     options = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
     try:
         with RedisAddress.parse(redis_url).connect(**options) as client:
-            yield from _models(RedisLedger(client, ""), LiveJobs(database))
+            yield from _models(RedisLedger(client, ""), database)
     except (redis.RedisError, OSError):
         return
     except Exception as error:  # the tables are missing, say: the finding of the database says so
@@ -40,7 +40,7 @@ def models(redis_url: str, database_url: str) -> Iterator[Finding]:
         database.close()
 
 
-def _models(hot: RedisLedger, live: LiveJobs) -> Iterator[Finding]:
+def _models(hot: RedisLedger, database: Database) -> Iterator[Finding]:
     workers = hot.workers()
     for lane in filter(has_own_model, LANES):
         serving = serving_of(workers, lane)
@@ -51,12 +51,13 @@ def _models(hot: RedisLedger, live: LiveJobs) -> Iterator[Finding]:
             yield Finding(Verdict.GOOD, SUBJECT, f"lane {lane}: {safe(engines.loading)}")
         if (cards := cards_in_words(workers, lane)) is not None:
             yield Finding(Verdict.GOOD, SUBJECT, f"lane {lane}: {safe(cards)}")
-    running = [job for job, _ in live.look() if job.state is JobState.RUNNING]
+    running = [job for job, _ in LiveJobs(database).look() if job.state is JobState.RUNNING]
     yield from _without_provider(running, workers)
     waiting = [
-        (job, why)
+        (job, wait.said)
         for job in running
-        if has_own_model(job.lane) and (why := unserved_model(hot, workers, job)) is not None
+        if has_own_model(job.lane)
+        for wait in unserved_models(look(hot, database, job, workers))
     ]
     fix = (
         "start a worker with that model, give one that name (gpu.names, embed.names), or cancel the job; its items wait"

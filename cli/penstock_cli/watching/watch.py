@@ -24,10 +24,10 @@ from penstock_producer.reporting.reasons import (
     latest_cause,
     retried_by_reason,
     retries,
-    unserved,
-    unserved_model,
 )
 from penstock_producer.reporting.text import one_line
+from penstock_producer.reporting.waits import look as look_at
+from penstock_producer.reporting.waits import waits
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
 STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
@@ -120,7 +120,8 @@ class Watch:
         lane, provider = self.job.lane, str(self.job.spec.get("provider", "default"))
         cause = latest_cause(redis.failing.of(provider, self.job.job_id))
         line = None if cause is None else cause_line(cause)
-        found = [None if served else unserved(seen, lane)]
+        standing = look_at(redis, self._books.database, self.job, seen)
+        found: list[str | None] = [wait.said for wait in waits(standing, served=served)]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
         budget_usd = self.job.spec.get("budget_usd")
         account, batches = (None, {}) if packs(lane) else self._books.held_by_batches(self.job)  # there batches say it
@@ -131,9 +132,7 @@ class Watch:
             found.append(
                 f"{one_line(missing)}: add [providers.{one_line(provider)}] and its key where one of them runs"
             )
-        if has_own_model(lane):
-            found.append(unserved_model(redis, seen, self.job))
-        else:
+        if not has_own_model(lane):
             for view in read_quotas(client, quota_ids=[provider]):
                 look = QuotaSeen(view, None, lift_command(provider, self._books.option()))
                 found += [" ".join(part for part in (one.text, one.fix) if part) for one in troubles(look) if one.grave]

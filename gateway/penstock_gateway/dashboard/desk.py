@@ -6,7 +6,7 @@ One desk per app: it keeps the clients, and what is dear to count, between two l
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -48,13 +48,16 @@ from penstock_producer.reporting.account import Report
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.course import Course
 from penstock_producer.reporting.gather import gathered
+from penstock_producer.reporting.waits import Wait, look, waits
 
 __all__ = ["Desk", "JobSeenNow", "desk_of", "in_state_of"]
 
 T = TypeVar("T")
 
-HotJob = tuple[dict[str, int], list[WorkerSeen], Depth | None, list[Cause], QuotaSeen | None, Account | None]
-_NOTHING: Final[HotJob] = ({}, [], None, [], None, None)
+HotJob = tuple[
+    dict[str, int], list[WorkerSeen], Depth | None, list[Cause], QuotaSeen | None, Account | None, list[Wait]
+]
+_NOTHING: Final[HotJob] = ({}, [], None, [], None, None, [])
 
 STATE_LEDGER: Final = "penstock.db"  # in the folder that --state names
 LANES_MAX: Final = 50  # whose queues are read for one page
@@ -76,6 +79,8 @@ class JobSeenNow:
     causes: Sequence[Cause]
     quota: QuotaSeen | None
     account: Account | None  # of its budgets
+    held: Mapping[str, int]  # by its batches at providers: what each may cost, in millionths of a dollar
+    waits: Sequence[Wait]  # why its documents wait
     per_second: float | None  # documents lately; None: not known yet
     tokens_per_second: float | None
     redis_is_away: bool
@@ -121,10 +126,12 @@ class Desk:
             quota = next((one for one in quotas_seen(client) if one.quota_id == provider), None)
             causes = ledger.failing.of(provider, job.job_id)
             account = ledger.budgets.seen(job.job_id) if job.state is JobState.RUNNING else None
-            return ledger.stats(job.job_id), ledger.workers(), ledger.depth(queue_name(lane)), causes, quota, account
+            workers = ledger.workers()
+            waiting = list(waits(look(ledger, self.database, job, workers))) if job.state is JobState.RUNNING else []
+            return ledger.stats(job.job_id), workers, ledger.depth(queue_name(lane)), causes, quota, account, waiting
 
         found = self.asked(hot)
-        stats, workers, depth, causes, quota, account = found or _NOTHING
+        stats, workers, depth, causes, quota, account, waiting = found or _NOTHING
         report = gathered(self.database, job, stats=stats)
         finished, tokens = report.finished, report.prompt_tokens + report.completion_tokens
         speed = None if job.state.final else self.speeds.note(job.job_id, finished, tokens)
@@ -142,6 +149,8 @@ class Desk:
             causes=causes,
             quota=quota,
             account=account,
+            held=BatchFigures(self.database).may_cost(job.job_id) if account is not None else {},
+            waits=waiting,
             per_second=None if speed is None else speed[0],
             tokens_per_second=None if speed is None else speed[1],
             redis_is_away=found is None,

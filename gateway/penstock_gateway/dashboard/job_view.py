@@ -26,14 +26,16 @@ from penstock_producer.reporting.pauses import pause_lines
 from penstock_producer.reporting.prices import usd_or_unknown
 from penstock_producer.reporting.reasons import (
     cause_line,
+    held_budget,
+    held_by_calls,
     held_by_tenant,
     in_hooks,
     latest_cause,
     retried_line,
-    unserved,
 )
 from penstock_producer.reporting.surfaces import on_page
 from penstock_producer.reporting.text import argument, count, duration, one_line, percent, rate, usd
+from penstock_producer.reporting.waits import Wait
 from penstock_producer.reporting.words import (
     batches_line,
     lane_name,
@@ -237,15 +239,15 @@ def _slow(seen: JobSeenNow, now: float, key: str) -> Iterator[Note]:
     job, lane, alike = seen.job, seen.job.lane, _all_alike(seen)
     if alike is not None:
         yield alike
-    if not seen.redis_is_away and (missing := unserved(seen.workers, lane)) is not None:
-        text, _, command = missing.partition(": start one with  ")
-        fix = "Start one:"
-        if seen.one_machine:
-            fix = f"Move the job to a lane that has workers, or start `penstock serve` again with --lane {one_line(lane)}."
-            command = ""
-        yield Note("warn", f"{text[:1].upper()}{text[1:]}: its documents wait.", fix, command)
+    for wait in seen.waits:
+        yield _waits(wait, one_machine=seen.one_machine)
     if not packs(lane) and (held := held_by_tenant(job, seen.account)) is not None:
         yield Note("warn", f"{held[:1].upper()}{held[1:]}.")
+    budget = job.spec.get("budget_usd")
+    if not packs(lane) and budget is not None:
+        held_here = (held_budget(budget, seen.account, seen.held), held_by_calls(budget, seen.account, seen.held))
+        for text in filter(None, held_here):
+            yield Note("warn", f"{text[:1].upper()}{text[1:]}.")
     for sentence in in_hooks(seen.workers, (job.spec.get("preprocess"), job.spec.get("postprocess"))):
         yield Note("warn", sentence)
     if seen.quota is not None and not has_own_model(lane):
@@ -253,6 +255,19 @@ def _slow(seen: JobSeenNow, now: float, key: str) -> Iterator[Note]:
             yield Note("warn", f"Provider {one_line(seen.quota.quota_id)}: {text}", fix, command)
     if not packs(lane) and (cause := latest_cause(seen.causes, now)) is not None:
         yield Note("", f"The last failure: {cause_line(cause, now)}")
+
+
+def _waits(wait: Wait, *, one_machine: bool) -> Note:
+    """The reason, with what to do apart where there is something. On one machine `penstock serve` starts all workers."""
+    text = f"{wait.said[:1].upper()}{wait.said[1:]}."
+    if wait.code == "no_worker":
+        lane = wait.params["lane"]
+        text = f"No worker serves lane {one_line(lane)}: its documents wait."
+        if one_machine:
+            again = f"start `penstock serve` again with --lane {one_line(lane)}"
+            return Note("warn", text, f"Move the job to a lane that has workers, or {again}.")
+        return Note("warn", text, "Start one:", f"penstock worker --lane {lane}")
+    return Note("" if wait.code in ("all_delayed", "slots_taken") else "warn", text)
 
 
 def _all_alike(seen: JobSeenNow) -> Note | None:

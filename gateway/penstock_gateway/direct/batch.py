@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+
 from penstock_gateway.direct.calls import Told
 from penstock_gateway.direct.fields import CHAT, checked_body, invalid, with_messages
 from penstock_gateway.direct.told import refused_for_letter

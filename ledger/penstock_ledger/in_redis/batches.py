@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock_ledger.model import ItemKey
 
@@ -211,12 +211,21 @@ class Drains(NamedTuple):
     requeued: int
 
 
+FED_UP_TO: Final = 0.75
+"""Of Redis's maxmemory: above it nothing is fed."""
+
+
 class Memory(NamedTuple):
     """Bytes that Redis uses and may use (0 = no limit), and what it does when they are used up."""
 
     used: int
     maxmemory: int
     policy: str
+
+    @property
+    def is_tight(self) -> bool:
+        """Feeding waits, so that acknowledgements and leases always fit."""
+        return bool(self.maxmemory) and self.used > FED_UP_TO * self.maxmemory
 
 
 class JobSeen(NamedTuple):

@@ -36,7 +36,7 @@ from penstock_ledger.in_redis.causes import CauseBook
 from penstock_ledger.in_redis.chunks import chunks, feed_chunks, until_short
 from penstock_ledger.in_redis.lost import find_missing, held_by
 from penstock_ledger.in_redis.queue_book import QueueBook
-from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, Scripts
+from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, TAGS_MAX, Scripts
 from penstock_ledger.in_redis.settle_chunks import settle_chunks
 from penstock_ledger.model import ItemKey, Job, JobState
 
@@ -259,6 +259,11 @@ class RedisLedger:
     def reset_stats(self, job_id: str, stats: Mapping[str, int]) -> None:
         """Replace the counters by what SQL knows; those that SQL does not know stay."""
         job_counters.reset(self._client, job_id, stats)
+
+    def next_of(self, job_id: str, queue: str) -> int:
+        """How many messages of a job are among the next in line of one queue, a few hundred at most."""
+        _, tags = self._scripts.tags(queue, -TAGS_MAX, -1)
+        return sum(tag.startswith(f"{job_id}:".encode()) for tag in tags)
 
     def front(self, queue: str) -> bytes | None:
         """The message that is next in line, left where it is."""

@@ -27,6 +27,7 @@ _OF_JOB: Final = select(feeds).where(feeds.c.job_id == bindparam("job")).order_b
 _SHARDS_OF_JOB: Final = (
     select(shards).where(shards.c.job_id == bindparam("job")).order_by(shards.c.generation, shards.c.shard)
 )
+_LED: Final = exists().where(feeds.c.job_id == bindparam("job"))
 _THE_FEED: Final = (feeds.c.job_id == bindparam("job"), feeds.c.generation == bindparam("nth"))
 _LOCK_FEED: Final = select(feeds.c.fence).where(*_THE_FEED).with_for_update()
 _END_FEED: Final = update(feeds).where(*_THE_FEED).values(exhausted=True)
@@ -51,6 +52,15 @@ class FeedStore:
 
         def read(connection: Connection) -> list[tuple[Feed, str | None]]:
             return [(shard_of(row), row.owner) for row in connection.execute(_SHARDS_OF_JOB, {"job": job_id})]
+
+        return self._db.read(read)
+
+    def is_led(self, job_id: str) -> bool:
+        """Whether a control process leads a feed of the job now."""
+
+        def read(connection: Connection) -> bool:
+            led = _LED.where(feeds.c.lease_until > self._db.now(connection))
+            return bool(connection.execute(select(led), {"job": job_id}).scalar_one())
 
         return self._db.read(read)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -26,17 +25,14 @@ __all__ = [
     "retried_line",
     "retries",
     "reused_lines",
-    "unserved",
-    "unserved_model",
 ]
 
 if TYPE_CHECKING:
-    from penstock_ledger import Account, Cause, RedisLedger, WorkerSeen
+    from penstock_ledger import Account, Cause, WorkerSeen
     from penstock_ledger.model import Job
 
 CAUSE_FRESH_S = 600.0  # a failure from before says nothing of now
 CAUSE_CHARS = 300
-QUEUES_SHOWN = 5  # of models that no worker serves
 RETRIED_SHOWN = 6
 
 
@@ -81,34 +77,6 @@ def retried_line(by_reason: Mapping[str, int]) -> str | None:
     more = len(by_reason) - len(shown)
     words = [f"{one_line(name)} {count(number)}" for name, number in shown]
     return "retried: " + ", ".join([*words, f"and {more} more reasons"] if more else words)
-
-
-def unserved(workers: Iterable[WorkerSeen], lane: str) -> str | None:
-    """That no worker of the lane lives, and what to do; None when one does."""
-    if any(seen.info.get("lane") == lane and seen.seconds_ago < ALIVE_S for seen in workers):
-        return None
-    return f"no worker serves lane {lane}: start one with  penstock worker --lane {shlex.quote(lane)}"
-
-
-def unserved_model(redis: RedisLedger, workers: Iterable[WorkerSeen], job: Job) -> str | None:
-    """That no worker serves what a job of a lane with models of its own waits for, or what its documents have gone on to. Of
-    a job whose lines name models of their own, what waits in the whole lane."""
-    from penstock_producer.feed.queues import queue_name
-    from penstock_producer.feed.served import missing_model, serving_of, unserved_queues
-
-    lane, model = job.lane, job.spec.get("model")
-    serving = serving_of(workers, lane)
-    missing = missing_model(serving, model, redis.bound(job.job_id) if model is None else None)
-    following = [queue_name(lane, one) for one in job.spec.get("fallback") or ()]
-    if missing is not None or not serving.workers or (model is not None and not following):
-        return None if missing is None else one_line(missing, CAUSE_CHARS)
-    depths = redis.depths(queue_name(lane))
-    waiting = {queue: depth.queued + depth.delayed for queue, depth in depths.items()}
-    queues = [queue for queue in unserved_queues(serving, waiting) if model is None or queue in following]
-    if not queues:
-        return None
-    shown = ", ".join(queues[:QUEUES_SHOWN]) + (" and more" if len(queues) > QUEUES_SHOWN else "")
-    return one_line(f"no worker serves the models of queue {shown}; served here: {serving.in_words()}", CAUSE_CHARS)
 
 
 def in_hooks(workers: Iterable[WorkerSeen], hooks: Iterable[str | None]) -> Iterator[str]:

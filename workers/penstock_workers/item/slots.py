@@ -138,9 +138,11 @@ class ItemWaits:
     def __init__(self, concurrency: int) -> None:
         self.slots = Slots(concurrency)
         self.admission = Waiting()  # in a slot, for the quota or for room in the engine
-        self.others = Waiting()  # for the ledger or a source to be read, and suspects for a place
+        self.others = Waiting()  # for the ledger or a source to be read
+        self.apart = Waiting()  # suspects, for a place in the quarantine
 
     def close(self) -> None:
         self.slots.close()
         self.admission.close()
         self.others.close()
+        self.apart.close()

@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from penstock_ledger import RedisLedger, WorkerSeen, keys
+from penstock_ledger import FED_UP_TO, RedisLedger, WorkerSeen, keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import SERVES, Served
@@ -35,7 +35,6 @@ STEP_MIN = 20  # documents worth a step
 # The other half is more than the slots hold, so that none is empty meanwhile.
 ORDERED_STEP = 0.5
 URGENT_SHARE = 0.75  # of the slots: the others always hold work that is not urgent, so none of it starves
-MEMORY_SHARE = 0.75  # of Redis's maxmemory; above it feeding pauses, so that acks and leases always fit
 LOOK_EVERY_S = 2.0  # fleet size and memory change slowly
 SLOTS_DIGITS = 7  # fewer than ten million slots in one worker
 ACTIVE_S = 2.0  # a job with nothing outstanding for so long leaves its share to the others: an open job may be idle
@@ -196,11 +195,11 @@ class FeedWindows:
 
     def _look_at_memory(self) -> None:
         memory = self._hot.memory()
-        full = bool(memory.maxmemory) and memory.used > MEMORY_SHARE * memory.maxmemory
+        full = memory.is_tight
         if full and not self._full:
             log.warning(
                 "feeding pauses: Redis uses %d of %d bytes, above %.0f %%; it goes on by itself when memory is free",
-                memory.used, memory.maxmemory, MEMORY_SHARE * 100,
+                memory.used, memory.maxmemory, FED_UP_TO * 100,
             )  # fmt: skip
         self._full = full
 

@@ -71,6 +71,10 @@ class ItemHost:
         yield catalogue.SLOTS_TAKEN(self._waits.slots.taken, lane)
         yield catalogue.ADMITTING(len(self._waits.admission), lane)
 
+    def suspects(self) -> int:
+        """Items that wait for a place apart from others."""
+        return len(self._waits.apart)
+
     def bound(self) -> str:
         """What limits a worker without an engine: its queue, the quota that items wait for, or its slots."""
         slots = self._waits.slots

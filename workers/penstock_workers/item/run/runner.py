@@ -241,7 +241,7 @@ class ItemRunner:
         """The same steps in the quarantine, when there is room in it."""
         place.leave()  # while it waits there, it must not keep others from their turn
         async with AsyncExitStack() as stack:
-            with self.waits.others:
+            with self.waits.apart:
                 await stack.enter_async_context(self.quarantine.place(attempt))
             attempt.confined = True
             await place.take_again()

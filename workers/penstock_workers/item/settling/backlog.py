@@ -53,6 +53,10 @@ class Backlog:
         since = self._since
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
+    def away(self) -> str | None:
+        """The store that does not take what waits; None while everything goes through."""
+        return next((writer.outage.store for writer in self._writers if writer.outage is not None), None)
+
     def trouble(self) -> str | None:
         """What is waited for, in words; None while everything goes through."""
         waiting = next((writer.outage for writer in self._writers if writer.outage is not None), None)
