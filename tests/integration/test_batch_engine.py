@@ -693,8 +693,8 @@ def refused(name: str, _nth: int = 0) -> BatchAnswer | None:
 
 
 async def test_a_large_job_begins_with_a_small_batch(house: House) -> None:
-    """Every answer misses the schema: the first batch is checked before the rest is packed, and its requests are all that is paid.
-    Resumed, the job sends the rest and does not stop for the same."""
+    """Every answer misses the schema: the first batch is checked before the rest is packed, and its requests are all that is
+    paid. Resumed, the job sends the rest and does not stop for the same."""
     house.set_batch(first_from=200, first_requests=110)
     house.set_provider(batch_enqueued_tokens=None)
     house.provider.limits = house.provider.limits._replace(requests=300, total_bytes=10**7)
