@@ -8,10 +8,10 @@ from typing import Any
 from penstock_gateway.ids import is_id
 from penstock_ledger.model import DeadLetter, Job
 from penstock_ledger.pause import explain
-from penstock_producer.reporting.advice import advice_for, as_field
+from penstock_producer.reporting.pauses import advice_for, as_field
 from penstock_producer.reporting.surfaces import over_http
 
-__all__ = ["pause_shown", "shown_source", "told_letter", "told_of"]
+__all__ = ["pause_shown", "shown_source", "told_letter", "told_of", "without_places"]
 
 
 def shown_source(job: Job) -> str:
@@ -24,9 +24,13 @@ def shown_source(job: Job) -> str:
 def told_of(job: Job, text: str | None) -> str:
     """A sentence of the ledger about a job, as its tenant may read it: without places of this machine, and with fields in the
     place of flags."""
+    return over_http(without_places(job, text or ""))
+
+
+def without_places(job: Job, text: str) -> str:
+    """The same, where all other words stay as they are: those of a provider, of a model or of the job's own documents."""
     uri, shown = str(job.source.get("uri", "")), shown_source(job)
-    said = text or ""
-    return over_http(said if uri == shown or not uri else said.replace(uri, shown))
+    return text if uri == shown or not uri else text.replace(uri, shown)
 
 
 def pause_shown(job: Job) -> dict[str, Any] | None:
@@ -37,7 +41,11 @@ def pause_shown(job: Job) -> dict[str, Any] | None:
         {"text": told_of(job, one.text), "change": None if one.action is None else as_field(one.action)}
         for one in advice_for(job.pause)
     ]
-    return job.pause.to_json() | {"message": told_of(job, explain(job.pause)), "advice": advice}
+    params = dict(job.pause.params)
+    if examples := params.get("examples"):
+        params["examples"] = [{name: without_places(job, str(text)) for name, text in one.items()} for one in examples]
+    pause = replace(job.pause, params=params)
+    return pause.to_json() | {"message": explain(pause), "advice": advice}
 
 
 def told_letter(job: Job, letter: DeadLetter) -> DeadLetter:

@@ -78,7 +78,7 @@ ACCEPTED_NOTHING: Final = Accepted(0)
 
 
 def explain(pause: Pause, *, examples: bool = True) -> str:
-    """Return the sentence for people. What they can do about it is no part of it: see the producer's `reporting/advice.py`."""
+    """Return the sentence for people. What they can do about it is no part of it: see the producer's `reporting/pauses.py`."""
     write = _SENTENCES.get(pause.code)
     try:
         if write is None:

@@ -52,7 +52,7 @@ INTERNAL_SURFACE = {
         "job.targets", "job.unknown", "json_bounds",
         "jobfile", "outputs", "parts.growing", "pins", "planning.batches", "planning.figures", "planning.flow",
         "planning.intervals", "planning.sizing", "prices.known", "prices.spent_budget", "prices.token_prices", "refusals",
-        "reporting.account", "reporting.advice", "reporting.batches", "reporting.cards", "reporting.changes",
+        "reporting.account", "reporting.batches", "reporting.cards", "reporting.changes",
         "reporting.charts", "reporting.course",
         "reporting.engines", "reporting.feeders", "reporting.fixes", "reporting.forms.markdown", "reporting.forms.page",
         "reporting.forms.plain", "reporting.gather", "reporting.lanes", "reporting.money",

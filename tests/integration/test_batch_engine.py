@@ -881,14 +881,14 @@ async def test_a_replay_goes_in_batches_too(house: House) -> None:
 
 
 def refused(name: str, _nth: int = 0) -> BatchAnswer | None:
-    """An answer that is paid for and is no JSON."""
+    """An answer that is paid for and is not JSON."""
     choice = {"message": {"role": "assistant", "content": "well"}, "finish_reason": "stop"}
     return BatchAnswer(name, 200, json.dumps({"model": "m", "choices": [choice], "usage": USAGE}).encode(), "req-1")
 
 
 async def test_a_large_job_begins_with_a_small_batch(house: House) -> None:
-    """Every answer misses the schema: the first batch is judged before the rest is packed, and its requests are all that is paid.
-    Resumed, the job sends the rest and does not stop for the same."""
+    """Every answer misses the schema: the first batch is checked before the rest is packed, and its requests are all that is
+    paid. Resumed, the job sends the rest and does not stop for the same."""
     house.set_batch(first_from=200, first_requests=110)
     house.set_provider(batch_enqueued_tokens=None)
     house.provider.limits = house.provider.limits._replace(requests=300, total_bytes=10**7)

@@ -56,7 +56,7 @@ class House:
             made = make_attempt(f"doc-{number}", job_id=job_id, generation=generation)
             made.begun, made.calls = True, 1
             made.job = replace(made.job, awaited=awaited)
-            outcome: Retry | Dead = Retry(60.0, "schema_mismatch: the answer is\nno JSON")
+            outcome: Retry | Dead = Retry(60.0, "schema_mismatch: the answer is\nno \ud83d \0 JSON")
             if not refused:
                 outcome = Dead(DeadLetter(made.key, "bad_request", 1, 1, "it is bad", 400, b"{}", None))
             group.append(Settled(made, outcome))

@@ -27,7 +27,7 @@ from penstock_ledger.pause import (
 )
 from penstock_producer import JobSpec, SpecError
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.reporting.advice import advice_for, as_field, as_flag
+from penstock_producer.reporting.pauses import advice_for, as_field, as_flag
 from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.item.run.may_cost import too_long
@@ -77,7 +77,7 @@ def test_a_small_job_is_never_stopped_for_a_share(documents: int) -> None:
 
 
 def test_a_healthy_job_is_never_stopped() -> None:
-    """A hundred thousand documents, of which a tenth is dead, judged as often as groups are settled."""
+    """A hundred thousand documents, of which a tenth is dead, looked at as often as groups are settled."""
     chance = random.Random(7)
     earlier, lately, looks = [0, 0], [0, 0], 0
     for _ in range(4_000):
@@ -126,7 +126,7 @@ def letter(reason: str) -> Dead:
     ],
 )
 def test_the_first_answer_to_a_document_counts_once(outcome: Outcome, retries: int, counts: bool) -> None:
-    """Only answers that came, and that the job's own checks refused: what fails otherwise is judged where it ends."""
+    """Only answers that came, and that the job's own checks refused: what fails otherwise counts where it ends."""
     from penstock_workers.item.settling.stop_loss import is_refused_first
 
     assert not isinstance(outcome, Done)
@@ -134,6 +134,7 @@ def test_the_first_answer_to_a_document_counts_once(outcome: Outcome, retries: i
 
 
 def test_refused_answers_are_failures_that_the_table_knows() -> None:
+    """Their names are those of the table of failures."""
     assert FATES.keys() >= REFUSED
 
 
@@ -155,6 +156,7 @@ def test_a_pause_is_stored_as_data_and_read_back() -> None:
 
 
 def test_the_sentence_says_how_many_why_and_which() -> None:
+    """With and without its examples; of a code or parameters of another release the code is shown."""
     said = explain(PAUSE)
     assert said == (
         "97 of the first answers to the latest 100 documents were paid for and refused (stop_at_dead is 50%); most often "
@@ -166,6 +168,7 @@ def test_the_sentence_says_how_many_why_and_which() -> None:
 
 
 def test_letting_a_job_go_on_accepts_the_worst_of_its_generation() -> None:
+    """What was accepted before stays where it was worse, and counts for its generation alone."""
     text = stored_pause(PAUSE)
     assert accepted_with(text, None) == Accepted(1, 0.97, 0.002)
     assert accepted_with(text, Accepted(1, 0.6, 0.5)) == Accepted(1, 0.97, 0.5)
@@ -190,11 +193,13 @@ def test_what_to_do_is_an_option_of_the_job_for_every_surface() -> None:
 
 @pytest.mark.parametrize("value", ["0%", "101%", "half", "", "50", "OFF"])
 def test_other_bounds_are_refused_with_what_to_write(value: str) -> None:
+    """A share above 0 and up to 100, with its sign, or off."""
     with pytest.raises(SpecError, match=r"stop_at_dead.*write a share"):
         JobSpec(stop_at_dead=value)
 
 
 def test_the_usual_bound_is_half() -> None:
+    """A spec that names none has it; off lifts it, and a cost is a bound of its own."""
     assert Bounds.of(JobSpec()) == USUAL
     assert Bounds.of(JobSpec(stop_at_dead="off", stop_at_usd_per_doc=0.2)) == Bounds(None, 0.2)
 

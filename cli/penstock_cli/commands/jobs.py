@@ -114,6 +114,7 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     extra: dict[str, Any] = {
         "job_id": job.job_id,
         "reason": job.reason,
+        "pause": None if job.pause is None else job.pause.to_json(),
         "resume_at": job.resume_at,
         "generation": job.generation,
         "started_by": job.source.get("started_by"),

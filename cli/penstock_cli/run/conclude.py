@@ -16,6 +16,7 @@ from penstock_cli.run.check import asks_a_provider
 from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import KeptFigures
 from penstock_cli.watching.all_alike import advice
+from penstock_ledger.pause import explain
 from penstock_producer.prices.spent_budget import (
     BUDGET_EXHAUSTED,
     budget_of,
@@ -23,8 +24,8 @@ from penstock_producer.prices.spent_budget import (
     proposed_budget,
     without_command,
 )
-from penstock_producer.reporting.advice import Advice, advice_for, as_flag
 from penstock_producer.reporting.money import MICRO
+from penstock_producer.reporting.pauses import Advice, advice_for, as_flag
 from penstock_producer.reporting.text import argument, count
 
 if TYPE_CHECKING:
@@ -58,14 +59,15 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
 
 def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
     """With the command that goes on: a budget that is spent would only pause the job again."""
-    why = without_command(job.reason or "no reason was recorded")
     done = f"{count(report.finished)} of {count(report.total)} documents are finished and kept."
+    if job.pause is not None and (found := advice_for(job.pause)):
+        lines = [f"job {job.job_key} is paused: {explain(job.pause)}. {done}", *map(_advised, found)]
+        return "\n".join([*lines, f"To go on:  {this_command()}"])
+    why = without_command(job.reason or "no reason was recorded")
     message = f"job {job.job_key} is {job.state}: {why}. {done}"
     if "--response-format" in (job.reason or ""):
         anew = this_command_with(response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2")
         return f"{message} The requests of this job stay as they are; start another for example with:  {anew}"
-    if found := advice_for(job.pause):
-        return f"{message}\n{chr(10).join(_advised(one) for one in found)}\nTo go on:  {this_command()}"
     if not is_out_of_budget(job):
         doubt = " (with another --base-url, if that was wrong)" if "--base-url" in (job.reason or "") else ""
         return f"{message} Once that is put right, resume with{doubt}:  {this_command()}"

@@ -12,17 +12,16 @@ from typing import Final, NamedTuple
 from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.jobs_view import ago
 from penstock_gateway.dashboard.quotas_view import stops
-from penstock_gateway.for_tenants import shown_source, told_of
+from penstock_gateway.for_tenants import shown_source, told_of, without_places
 from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_ledger.pause import explain, in_words
 from penstock_producer.job.lanes import has_own_model, packs
-from penstock_producer.reporting.advice import advice_for
 from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.origin import from_job_line, started_by_line
-from penstock_producer.reporting.pauses import pause_lines
+from penstock_producer.reporting.pauses import advice_for, pause_lines
 from penstock_producer.reporting.prices import usd_or_unknown
 from penstock_producer.reporting.reasons import (
     cause_line,
@@ -223,9 +222,9 @@ def _paused(seen: JobSeenNow, now: float) -> Iterator[Note]:
         waits, _, command = " ".join(pause_lines(job, seen.in_state, now)).partition(":  ")
         yield Note("warn", f"Paused: {_why(job)}", waits[:1].upper() + waits[1:], command)
         return
-    yield Note("warn", f"Paused: {one_line(told_of(job, explain(job.pause, examples=False)), REASON_CHARS)}")
+    yield Note("warn", f"Paused: {one_line(without_places(job, explain(job.pause, examples=False)), REASON_CHARS)}")
     for example in job.pause.params.get("examples", ()):
-        yield Note("", one_line(told_of(job, f"For example {in_words(example)}"), REASON_CHARS))
+        yield Note("", one_line(without_places(job, f"For example {in_words(example)}"), REASON_CHARS))
     for one in advice:
         set_to = "" if one.action is None else f" (Limits: {one.action.field} {one.action.value})"
         yield Note("", f"What to do: {on_page(one.text)}{set_to}")

@@ -116,9 +116,10 @@ def _waits_for(backend: Backend, job: Job) -> str | None:
 
 
 def _fields(job: Job, counts: Counts) -> dict[str, Any]:
+    pause = pause_shown(job)
     return {
         "id": job.job_id, "job": shown_key(job), "tenant": tenant_of(job), "state": str(job.state),
-        "reason": told_of(job, job.reason) or None, "pause": pause_shown(job),
+        "reason": (told_of(job, job.reason) or None) if pause is None else pause["message"], "pause": pause,
         "resume_at": job.resume_at, "generation": job.generation, "lane": job.lane,
         "open": job.total is None and not job.state.final, "created_at": job.created_at, "finished_at": job.finished_at,
         "counts": {

@@ -52,7 +52,7 @@ jobs = Table(
         "moves", Integer, nullable=False, server_default=text("0")
     ),  # how often that was decided: rows of lane_moves
     Column("tenant", Id),  # as its spec says: what the HTTP doors search by
-    Column("pause", Words),  # JSON: why it is paused, see pause.py; NULL: nobody said it as data
+    Column("pause", Words),  # JSON: why it is paused, see pause.py; NULL: the reason is all there is
     Column("stop_accepted", Words),  # JSON: what a person has accepted of a job that a stop-loss had paused
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),

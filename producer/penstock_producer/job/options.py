@@ -154,7 +154,7 @@ _TABLE: Final = (
     Option(
         "stop_at_dead",
         "Pause the job where so many of its latest documents are dead letters, or of their first answers were refused by its own "
-        "checks: a share, or off; judged from the hundredth document on.",
+        "checks: a share, or off; from the hundredth document on.",
         "50%", metavar="SHARE|off",
     ),
     Option(

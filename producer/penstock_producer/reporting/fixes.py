@@ -20,7 +20,7 @@ FIXES: Final[Mapping[str, str]] = {
     "(dlq replay --set model=…)",
     "request_too_large": "cut the columns that are long (--truncate), or send less with each document",
     "content_filter": "the provider's policy refuses them: reword the prompt, or name another model (--fallback)",
-    "schema_mismatch": "the answers are no JSON that the schema takes: say in the prompt which JSON is wanted, ask for it "
+    "schema_mismatch": "the answers do not fit the schema: say in the prompt which JSON is wanted, ask for it "
     "(--response-format), correct the schema, or name another model",
     "prompt_too_long": "the prompt is longer than max_prompt_tokens: cut the columns that are long (--truncate), or raise "
     "--max-prompt-tokens",

@@ -1,7 +1,7 @@
 """The stop-loss of a job: it pauses where too many of its latest documents fail, or cost too much each.
 
-``decide`` is the rule. What it judges comes back from the call to Redis that settles a group, so that a job whose every answer is
-refused stops with the group that shows it: what is paid besides is what was in flight.
+``decide`` is the rule. What it looks at comes back from the call to Redis that settles a group, so that a job whose every answer
+is refused stops with the group that shows it: what is paid besides is what was in flight.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from penstock_ledger import JobStore, Lately, RedisLedger
+from penstock_ledger import JobStore, Lately, RedisLedger, storable
 from penstock_ledger.log_lines import one_line
 from penstock_ledger.model import JobState
 from penstock_ledger.pause import ACCEPTED_NOTHING, EXAMPLE_CHARS, Accepted, Pause, PausedBy, StopCode, explain
@@ -25,7 +25,7 @@ from penstock_workers.item.settling.rows import reason_of
 log = logging.getLogger(__name__)
 
 FIRST: Final = 100
-"""Documents that are judged first, together: of fewer a share says little, and a job that has fewer is never stopped for one."""
+"""Documents that are looked at first, together: of fewer a share says little, and no job that has fewer is stopped for one."""
 FAILING_MARGIN: Final = 0.15
 """By so much more than a person has accepted a share must be to stop the job again."""
 COST_MARGIN: Final = 1.25
@@ -188,5 +188,5 @@ def _failure_of(outcome: Outcome) -> tuple[str, str] | None:
 
 
 def _short(text: str) -> str:
-    shown = one_line(text[: 2 * EXAMPLE_CHARS])
+    shown = one_line(storable(text[: 2 * EXAMPLE_CHARS]))
     return shown if len(shown) <= EXAMPLE_CHARS else f"{shown[: EXAMPLE_CHARS - 1]}…"

@@ -60,8 +60,8 @@ class FirstBatch(Enum):
     """Where a job is with the small batch that large jobs begin with."""
 
     NEXT = "next"
-    WAITED_FOR = "waited for"  # its answers are not judged yet
-    NONE = "none"  # it is judged, or the job has none
+    WAITED_FOR = "waited for"  # its answers are not checked yet
+    NONE = "none"  # it is over, or the job has none
 
 
 Providers = Callable[[str], BatchProvider]  # by name; raises WorkerError

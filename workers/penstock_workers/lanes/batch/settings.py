@@ -16,7 +16,7 @@ class BatchSettings(LaneSettings):
     """The `batch` lane: where packed files lie, and how much a worker takes on."""
 
     folder: Path = DEFAULT_FOLDER  # packed files until their batches are settled; lost ones are packed again
-    # A large job's first batch is a small one, and the rest is packed once its answers are judged: a job whose answers miss their
+    # A large job's first batch is a small one, and the rest is packed once its answers are checked: one whose answers miss their
     # schema then costs so many requests. 0: all batches are full. It takes the time that the provider has for a batch, so a job
     # whose deadline is nearer than `first_deadline_s` has none, and does not wait for one any longer.
     first_requests: Annotated[int, Field(ge=0, le=100_000)] = 200
