@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from penstock_ledger import JobStore
 from penstock_ledger.model import NewJob
@@ -14,12 +14,14 @@ from penstock_ledger.stores.account import UNREAD, add_spent
 def test_what_is_added_adds_up(either: Database) -> None:
     """Two payments of the same kind are one row with their sum, which names the job's tenant and when it was accepted."""
     job, _ = JobStore(either).create(NewJob("job", "job", {"tenant": "alpha"}, {"kind": "spool"}, "digest", None))
-    for calls in (1, 2):
-        either.write(
-            lambda connection, calls=calls: add_spent(
+
+    def pay(connection: Connection) -> None:
+        for calls in (1, 2):
+            add_spent(
                 connection, "job", kind=UNREAD, lane="batch", documents=calls, calls=calls, cost_microusd=10 * calls
             )
-        )
+
+    either.write(pay)
     row = either.read(lambda connection: connection.execute(select(spending)).one())
     assert (row.kind, row.lane, row.documents, row.calls, row.cost_microusd) == ("unread", "batch", 3, 3, 30)
     assert (row.tenant, row.accepted_at) == ("alpha", job.created_at)

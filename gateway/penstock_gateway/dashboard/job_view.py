@@ -21,7 +21,6 @@ from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.origin import from_job_line, started_by_line
 from penstock_producer.reporting.pauses import pause_lines
-from penstock_producer.reporting.prices import usd_or_unknown
 from penstock_producer.reporting.reasons import (
     cause_line,
     held_by_tenant,
@@ -34,6 +33,7 @@ from penstock_producer.reporting.surfaces import on_page
 from penstock_producer.reporting.text import argument, count, duration, one_line, percent, rate, usd
 from penstock_producer.reporting.words import (
     batches_line,
+    besides_lines,
     lane_name,
     made_with_line,
     milliseconds,
@@ -303,7 +303,7 @@ def _cost_tiles(seen: JobSeenNow) -> list[Tile]:
     cost = report.cost_usd
     budget = job.spec.get("budget_usd")
     of_budget = f"of a budget of {usd(budget)}" if isinstance(budget, (int, float)) else ""
-    tiles = [Tile("cost", usd_or_unknown(cost), of_budget or "no budget is set")]
+    tiles = [Tile("cost", report.money.words, of_budget or "no budget is set")]
     if not job.state.final and cost is not None and report.finished and job.total is not None:
         projected = cost * report.total / report.finished
         if math.isfinite(projected) and projected > CENTS:
@@ -349,7 +349,7 @@ def _lanes(seen: JobSeenNow) -> list[LaneRow]:
             one_line(lane_name(one)),
             count(one.documents),
             f"{count(one.prompt_tokens)} in, {count(one.completion_tokens)} out",
-            usd_or_unknown(one.cost_usd),
+            one.money.words,
         )
         for one in seen.report.cost_by_lane
     ]
@@ -363,6 +363,7 @@ def _effort(seen: JobSeenNow) -> list[str]:
         *([] if retried is None else [retried]),
         *batches_line(report.batches),
         *(f"saved {amount} by {name}" for name, amount in saved_rows(report.saved)),
+        *besides_lines(report),
         *twice_line(report),
         *dict.fromkeys(made_with_line(one) for one in report.made_with),
     ]

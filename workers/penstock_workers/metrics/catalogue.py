@@ -139,7 +139,7 @@ QUEUE_WAIT = _worker("penstock_engine_wait_seconds", "Recent mean time in the en
 PROMPT_RATE = _worker("penstock_engine_prompt_tokens_per_second", "Recent rate of prompt tokens computed.", "lane")
 GENERATION_RATE = _worker("penstock_engine_generation_tokens_per_second", "Recent rate of tokens generated.", "lane")
 ENGINE_BUSY = _worker(
-    "penstock_engine_busy_seconds_total", "Time in which the worker computed at least one item; counted where it has a price.",
+    "penstock_engine_busy_seconds_total", "Time in which the worker computed at least one item.",
     "lane", unit="seconds",
 )  # fmt: skip
 ENGINE_COST = _worker(
