@@ -24,7 +24,7 @@ FIELDS = [
     *("rate_limited", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "items_per_second"),
     *("dead_by_reason", "retried_by_reason", "provider_cost_usd", "gpu_cost_usd", "rows_cut", "tokens_saved"),
     *("repairs", "fallbacks", "spec_digest", "made_with", "deduplicated", "cached", "answered_twice", "twice_cost_usd"),
-    *("lanes", "advice", "cost_by_lane", "saved", "batches"),
+    *("lanes", "advice", "cost_by_lane", "saved", "batches", "known_usd", "visible_usd", "spent_besides"),
 ]
 
 

@@ -95,10 +95,13 @@ def add_retried(connection: Connection, spent: Iterable[tuple[str, PaidBeside]])
 
 
 def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
-    """Note what attempts in a lane used up that its job has left before they came to an outcome, beyond what is noted already."""
+    """Note what attempts in a lane used up that its job has left before they came to an outcome, beyond what is noted. Where
+    their document has an outcome by now, that took in what was noted."""
     rows = list[dict[str, Any]]()
     for one in spent:
         key = {f"its_{name}": value for name, value in one.key._asdict().items()}
+        if connection.execute(_STORED, key).first() is not None:
+            continue
         beyond = Paid(*one[1:]).beyond(tuple(map(int, connection.execute(_NOTED, key).one())))
         if any(beyond):
             rows.append(_beside(PaidBeside(one.key, *beyond), f"lane-left-{one.calls}", LANE_LEFT))
