@@ -257,6 +257,12 @@ def _trouble(figures: JobFigures) -> list[str]:
 def _spent(figures: JobFigures) -> list[str]:
     return [
         f"tokens {count(figures.prompt_tokens)} in, {count(figures.completion_tokens)} out",
-        f"cost {money_of(figures).words}",
+        f"cost {_cost(figures)}",
         *reused_lines(figures.deduplicated, figures.cached),
     ]
+
+
+def _cost(figures: JobFigures) -> str:
+    """Before the first answer nobody knows whether it has a price."""
+    is_any = figures.cost_microusd or figures.prompt_tokens or figures.completion_tokens or figures.unpriced
+    return money_of(figures).words if is_any else "none yet"

@@ -56,7 +56,11 @@ RATE_LIMITED = _worker(
 CALLS = _worker("penstock_calls_total", "Requests sent, failed ones included.", "lane", "provider")
 TOKENS = _worker("penstock_tokens_total", "Tokens of finished items.", "lane", "provider", "direction", unit="tokens")
 COST = _worker(
-    "penstock_cost_usd_total", "Cost of finished items by the configured prices.", "lane", "provider", unit="USD"
+    "penstock_cost_usd_total",
+    "Cost of finished items, as far as prices are known; absent where none is.",
+    "lane",
+    "provider",
+    unit="USD",
 )
 CALL_SECONDS = Metric(
     "penstock_call_seconds", "histogram", "Time from sending a request to its complete answer, of finished items.",
