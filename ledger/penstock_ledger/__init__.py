@@ -148,6 +148,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import JobState as JobState
     from penstock_ledger.model import LaneCounts as LaneCounts
     from penstock_ledger.model import NewJob as NewJob
+    from penstock_ledger.model import Paid as Paid
     from penstock_ledger.model import PaidBeside as PaidBeside
     from penstock_ledger.model import Result as Result
     from penstock_ledger.provider_batch import CANCEL_WAIT_S as CANCEL_WAIT_S
@@ -260,7 +261,9 @@ else:
                 "BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S KeptDocument Missing NewProviderBatch "
                 "ProviderBatch Remainder Waiting kept_documents"
             ),
-            "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob PaidBeside Result",
+            "penstock_ledger.model": (
+                "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid PaidBeside Result"
+            ),
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",

@@ -27,6 +27,7 @@ __all__ = [
     "JobState",
     "LaneCounts",
     "NewJob",
+    "Paid",
     "PaidBeside",
     "Result",
     "Shard",
@@ -216,27 +217,37 @@ class PaidBeside(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cost_microusd: int
+    unpriced: int = 0
 
 
-class Beside(NamedTuple):
-    """What was paid besides outcomes: answers that came second, and attempts in lanes that the job has left."""
+class Paid(NamedTuple):
+    """A sum of what was paid."""
 
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cost_microusd: int = 0
+    cost_microusd: int = 0  # of those answers of which a price is known
+    unpriced: int = 0  # answers of which none is known
+
+    def plus(self, other: Sequence[int]) -> Paid:
+        return Paid(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def beyond(self, other: Sequence[int]) -> Paid:
+        """Return what it has more than ``other``, figure by figure, and nothing where it has less."""
+        return Paid(*(max(0, one - less) for one, less in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Outcomes of a job counted in SQL: the only figures that decide whether a job is complete."""
+    """Outcomes of a job counted in SQL: the only figures that decide whether a job is complete. Beside them its account: what it
+    has spent over all generations and lanes, which only grows."""
 
     succeeded: int
     succeeded_after_retry: int
     dead: int
     dead_by_reason: dict[str, int]
-    calls: int
-    prompt_tokens: int  # of calls that were made, as the next two
+    calls: int  # of the account, as the next three
+    prompt_tokens: int
     completion_tokens: int
     cost_microusd: int
     reused: dict[str, int] = field(default_factory=dict)  # of the succeeded: those without a call, by Result.reason
@@ -245,7 +256,10 @@ class Counts:
     )  # of the prompts and completions that they took
     answered_twice: int = 0  # documents that were paid for again: both answers are in calls, tokens and cost
     twice_microusd: int = 0  # of it: what the answers cost that came second
-    beside: Beside = field(default_factory=Beside)  # of calls, tokens and cost: what was paid besides outcomes
+    unpriced: int = 0  # of the account: answers of which no price is known; the cost is that of the others
+    visible: Paid = field(default_factory=Paid)  # of the account: what visible outcomes took
+    beside: Paid = field(default_factory=Paid)  # of the rest: what is not known to be of a lane
+    by_kind: dict[str, Paid] = field(default_factory=dict)  # the rest, by how it came there; see stores/account.py
 
 
 class Spent(NamedTuple):
@@ -264,7 +278,7 @@ class Spent(NamedTuple):
 
 
 class LaneCounts(NamedTuple):
-    """Outcomes of a job that one lane answered."""
+    """Visible outcomes of a job that one lane answered, and what the job has spent there in all generations."""
 
     lane: str
     succeeded: int
@@ -273,3 +287,4 @@ class LaneCounts(NamedTuple):
     prompt_tokens: int  # of calls that were made, as the next two
     completion_tokens: int
     cost_microusd: int
+    unpriced: int = 0

@@ -148,6 +148,9 @@ class Remainder(NamedTuple):
     cost_microusd: int
     reason: str
     most: int | None = None  # documents in its next batch; None: as many as in any other
+    unpriced: int = (
+        0  # answers of which no price is known, in a row that is read; of this batch alone, in one that is written
+    )
 
 
 class Waiting(NamedTuple):

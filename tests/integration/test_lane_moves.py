@@ -30,6 +30,7 @@ from penstock_ledger import (
     NewJob,
     NewProviderBatch,
     OutcomeStore,
+    Paid,
     PaidBeside,
     ProviderBatchStore,
     RedisLedger,
@@ -166,7 +167,7 @@ def test_what_was_used_up_in_a_lane_that_was_left_is_counted_once(db: Database, 
     counts = OutcomeStore(db).counts("job-a")
     assert (counts.succeeded, counts.dead, counts.answered_twice) == (0, 0, 0)
     assert (counts.calls, counts.cost_microusd, counts.prompt_tokens) == (2, 30, 10)
-    assert counts.beside == (2, 10, 5, 30)
+    assert counts.beside == Paid(2, 10, 5, 30)
 
 
 def an_item(doc: str, calls: int = 0, spent: list[int] | None = None) -> Item:
@@ -249,7 +250,8 @@ def test_what_went_on_has_still_cost_what_it_has(db: Database) -> None:
     assert batches.spent("job-a") == 40 + 40 + 7
     assert [one.key.doc_id for one in remainders.of_batch("t2")] == ["b"]
     counts = OutcomeStore(db).counts("job-a")
-    assert (counts.calls, counts.cost_microusd, counts.prompt_tokens) == (1, 47, 20)
+    assert (counts.calls, counts.cost_microusd, counts.prompt_tokens) == (3, 87, 30)
+    assert counts.by_kind == {"lane_left": Paid(1, 20, 10, 47), "waiting": Paid(2, 10, 5, 40)}
 
 
 def test_batches_that_were_cut_short_say_nothing_of_how_long_they_take(db: Database) -> None:

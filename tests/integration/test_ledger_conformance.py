@@ -38,6 +38,7 @@ from penstock_ledger import (
     NewJob,
     NothingToReplay,
     OutcomeStore,
+    Paid,
     Provenance,
     Result,
     Spool,
@@ -385,7 +386,8 @@ def test_counts_are_sums_over_visible_outcomes(jobs: JobStore, outcomes: Outcome
     assert outcomes.counts("job-a") == Counts(0, 0, 0, {}, 0, 0, 0, 0)
     results = [result("a"), result("b", attempts=2, calls=3, prompt_tokens=None)]
     outcomes.settle(results, [letter("c"), letter("d", "timeout"), letter("e", "timeout")])
-    expected = Counts(2, 1, 3, {"http_400": 1, "timeout": 2}, 1 + 3 + 12, 10 + 9, 40, 10)
+    spent = Paid(1 + 3 + 12, 10 + 9, 40, 10)
+    expected = Counts(2, 1, 3, {"http_400": 1, "timeout": 2}, *spent[:4], visible=spent)
     assert outcomes.counts("job-a") == outcomes.recount("job-a") == expected
 
 
@@ -401,12 +403,13 @@ def test_sums_by_lane_are_those_of_the_lanes_that_answered(db: Database, jobs: J
     ]  # fmt: skip
     assert api.counts("job-a").reused_tokens == {"dedup": (10, 20)}
     jobs.replay("job-a", doc_ids=["c"])
-    assert api.by_lane("job-a")[0] == LaneCounts("api", 2, 0, 1, 10, 20, 5)
+    assert api.by_lane("job-a")[0] == LaneCounts("api", 2, 0, 1 + 4, 10 + 3, 20, 5 + 7), "what was spent stays"
     jobs.replay("job-a", doc_ids=["e"])
     batch.settle([result("c", generation=2)], [])
-    assert api.by_lane("job-a")[1] == LaneCounts("batch", 2, 0, 2, 20, 40, 10)
+    whole = api.by_lane("job-a")
+    assert whole[1] == LaneCounts("batch", 2, 0, 2 + 4, 20 + 3, 40, 10)
     purge_job(db, "job-a")
-    assert api.by_lane("job-a") == []
+    assert api.by_lane("job-a") == [one._replace(succeeded=0, dead=0) for one in whole]
 
 
 def test_the_course_of_a_job_is_counted_by_stretches_of_time(
@@ -714,7 +717,10 @@ def test_a_purged_job_gets_no_outcomes(db: Database, jobs: JobStore, outcomes: O
     losers = outcomes.settle(late, [letter("late too")])
     assert losers == {key("late"), key("late too")}
     assert list(outcomes.results("job-b")) == [late[1]]
-    assert outcomes.recount("job-a") == outcomes.counts("job-a") == Counts(0, 0, 0, {}, 0, 0, 0, 0)
+    counts = outcomes.counts("job-a")
+    assert outcomes.recount("job-a") == counts
+    assert (counts.succeeded, counts.dead, counts.visible) == (0, 0, Paid())
+    assert (counts.calls, counts.cost_microusd) == (1 + 1 + 4, 5 + 5), "what late answers cost was paid, too"
 
 
 def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) -> None:

@@ -46,7 +46,7 @@ def db(either: Database) -> Database:
         jobs.create(job(job_id, tenant))
     letter = DeadLetter(ItemKey("a", 1, "3"), "http_400", 1, 2, "no", 400, b"{}", b"{}", prompt_tokens=3)
     api.settle([result("a", "1", 700), result("a", "2", 0, reason="cache")], [letter])
-    api.note_left([PaidBeside(ItemKey("a", 1, "9"), 1, 4, 5, 50)])
+    api.settle([], [], left=[PaidBeside(ItemKey("a", 1, "9"), 1, 4, 5, 50)])
     batch.settle([result("b", "1", 300)], [])
     OutcomeStore(database).settle([], [DeadLetter(ItemKey("c", 1, "x"), "bad_row", 0, 0, "no", None, b"", None)])
     Provenance(database).note(

@@ -24,7 +24,17 @@ FIELDS = [
     *("rate_limited", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "items_per_second"),
     *("dead_by_reason", "retried_by_reason", "provider_cost_usd", "gpu_cost_usd", "rows_cut", "tokens_saved"),
     *("repairs", "fallbacks", "spec_digest", "made_with", "deduplicated", "cached", "answered_twice", "twice_cost_usd"),
-    *("lanes", "advice", "cost_by_lane", "saved", "batches", "prompt_sizes"),
+    *(
+        "lanes",
+        "advice",
+        "cost_by_lane",
+        "saved",
+        "batches",
+        "prompt_sizes",
+        "known_usd",
+        "visible_usd",
+        "spent_besides",
+    ),
 ]
 
 
@@ -99,7 +109,9 @@ def test_the_report_for_people_shows_shares_reasons_and_the_next_command() -> No
 
 def test_progress_line_and_panel_carry_the_same_figures() -> None:
     """A log and a terminal tell the same story."""
-    figures = JobFigures(total=10_000, succeeded=1200, dead=34, retries=5, claimed=256, per_second=200.0, cost_usd=0.5)
+    figures = JobFigures(
+        total=10_000, succeeded=1200, dead=34, retries=5, claimed=256, per_second=200.0, cost_microusd=500_000
+    )
     text = line(figures)
     assert text.startswith("12.3 %  1,234 of 10,000 · 200/s, 44 s left · claimed 256")
     box = rendered(panel(figures, "reviews"))

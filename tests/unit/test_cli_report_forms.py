@@ -13,7 +13,7 @@ import pytest
 from penstock_cli.errors import UsageProblem
 from penstock_cli.report_forms import Form, form_of
 from penstock_ledger import MadeWith
-from penstock_ledger.model import Beside, Counts, Job, JobState, LaneCounts
+from penstock_ledger.model import Counts, Job, JobState, LaneCounts, Paid
 from penstock_producer.reporting.account import Report, build
 from penstock_producer.reporting.course import Course, Stretch, percentiles, summed
 from penstock_producer.reporting.forms.markdown import markdown
@@ -207,7 +207,7 @@ def test_documents_without_a_lane_are_not_called_a_payment_besides() -> None:
     """Of a job that has moved, refused and cancelled documents stand apart from what lanes took that it has left."""
     moved = Job("id1", "k", {"lane": "batch"}, {}, "", JobState.COMPLETED, None, 1, 10, 0.0, 1.0, None, "api", 1)
     lanes = [LaneCounts("api", 5, 0, 5, 50, 10, 500_000)]
-    counts = Counts(5, 0, 2, {"invalid_json_line": 2}, 7, 70, 14, 700_000, beside=Beside(2, 20, 4, 200_000))
+    counts = Counts(5, 0, 2, {"invalid_json_line": 2}, 7, 70, 14, 700_000, beside=Paid(2, 20, 4, 200_000))
     found = build(moved, counts, stats={}, lanes=lanes)
     assert [(one.lane, one.besides, one.documents, one.calls, one.cost_usd) for one in found.cost_by_lane] == [
         ("api", False, 5, 5, 0.5), (None, True, 0, 2, 0.2), (None, False, 2, 0, 0.0),

@@ -14,9 +14,9 @@ from penstock_producer import Result
 
 FIELDS = (
     "key", "status_code", "body", "request_id", "model", "finish_reason", "prompt_tokens", "completion_tokens",
-    "cost_microusd", "latency_ms", "attempts", "calls", "reason", "endpoint",
+    "cost_microusd", "latency_ms", "attempts", "calls", "reason", "endpoint", "unpriced",
 )  # fmt: skip
-VALUES = (ItemKey("job_a", 1, "doc-1"), 200, b'{"ok":true}', "req-1", "m", "stop", 3, 4, 5, 6, 1, 2, None, None)
+VALUES = (ItemKey("job_a", 1, "doc-1"), 200, b'{"ok":true}', "req-1", "m", "stop", 3, 4, 5, 6, 1, 2, None, None, 0)
 
 
 def test_a_result_is_made_by_position_or_by_name_and_read_by_attribute() -> None:

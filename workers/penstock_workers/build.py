@@ -254,8 +254,8 @@ class WorkerEngine:
             yield from self._control.figures()
 
     def _priced(self, admission: Admission) -> Admission:
-        """Charged by time in lanes that host a model, where its price is known."""
-        if self._row.serves is None or not self._settings.cost.usd_per_hour:
+        """Charged by time in lanes that host a model; where its price is not known, their answers are counted as such."""
+        if self._row.serves is None:
             return admission
         return PricedAdmission(admission, self._settings.cost, self._computing)
 

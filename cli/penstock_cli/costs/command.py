@@ -26,8 +26,9 @@ def costs(
 ) -> None:
     """Add up what jobs have cost, by tenant or by lane, the dearest first.
 
-    Jobs that were purged are not in it. Where of some of it
-    no price is known, that is said, and the sum is of the rest.
+    What was spent stays in it: dead letters that were replayed,
+    lost batches, jobs that were purged. Where of some of it no
+    price is known, that is said, and the sum is of the rest.
     """
     import time
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock_cli.show.text import aligned
-from penstock_producer.reporting.money import MICRO, is_unpriced
-from penstock_producer.reporting.text import count, counted, one_line, usd
+from penstock_producer.reporting.money import is_unpriced
+from penstock_producer.reporting.prices import Money, money_of
+from penstock_producer.reporting.text import count, one_line
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -25,10 +26,15 @@ class Cost(NamedTuple):
 
     def to_json(self, by: str) -> dict[str, Any]:
         figures = self.of._asdict()
-        known = round(figures.pop("cost_microusd") / MICRO, 6)
-        name = figures.pop("name")
-        cost_usd = None if self.unpriced else known
-        return {by: name, **figures, "cost_usd": cost_usd, "known_usd": known, "jobs_without_price": self.unpriced}
+        del figures["cost_microusd"], figures["unpriced"]
+        name, money = figures.pop("name"), self.money
+        return {
+            by: name, **figures, "cost_usd": money.usd, "known_usd": money.known_usd, "jobs_without_price": self.unpriced,
+        }  # fmt: skip
+
+    @property
+    def money(self) -> Money:
+        return money_of(self.of, is_priced=not self.unpriced)
 
 
 def costs_by(ledger: Books, by: str, since: float) -> list[Cost]:
@@ -62,6 +68,4 @@ def _row(name: str, cost: Cost, by: str) -> list[str]:
     of = cost.of
     jobs = "" if by == "lane" and (of.name is None) else count(of.jobs)  # a job may have run in several lanes
     figures = (of.succeeded, of.dead, of.calls, of.prompt_tokens, of.completion_tokens)
-    known = usd(of.cost_microusd / MICRO)
-    missing = f" and what is unknown of {counted(cost.unpriced, 'job')}" if cost.unpriced else ""
-    return [name, jobs, *map(count, figures), known + missing]
+    return [name, jobs, *map(count, figures), cost.money.words]

@@ -47,7 +47,8 @@ class JobFigures:
     fallbacks: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cost_usd: float = 0.0
+    cost_microusd: int = 0
+    unpriced: int = 0  # answers of which no price is known
     deduplicated: int = 0
     cached: int = 0
     claimed: int = 0  # held by workers: running, waiting for a slot, or waiting for the group commit

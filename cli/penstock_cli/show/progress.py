@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from penstock_cli.show.figures import JobFigures
 from penstock_producer.reporting.engines import engines_line
+from penstock_producer.reporting.prices import money_of
 from penstock_producer.reporting.reasons import retried_line, reused_lines
-from penstock_producer.reporting.text import asked_again, count, duration, percent, rate, safe, usd
+from penstock_producer.reporting.text import asked_again, count, duration, percent, rate, safe
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -262,5 +263,6 @@ def _spent(figures: JobFigures) -> list[str]:
 
 
 def _cost(figures: JobFigures) -> str:
-    is_unknown = not figures.cost_usd and figures.completion_tokens + figures.prompt_tokens > 0
-    return "unknown" if is_unknown else usd(figures.cost_usd)
+    """Before the first answer nobody knows whether it has a price."""
+    is_any = figures.cost_microusd or figures.prompt_tokens or figures.completion_tokens or figures.unpriced
+    return money_of(figures).words if is_any else "none yet"

@@ -14,7 +14,6 @@ from penstock_producer.feed.served import missing_provider
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.engines import engines_of
-from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.reasons import (
     cause_line,
     held_budget,
@@ -79,7 +78,8 @@ class Watch:
             fallbacks=stats.get("fallbacks", 0),
             prompt_tokens=counts.prompt_tokens + moved.get("prompt_tokens", 0),
             completion_tokens=counts.completion_tokens + moved.get("completion_tokens", 0),
-            cost_usd=(counts.cost_microusd + moved.get("cost_microusd", 0)) / MICRO,
+            cost_microusd=counts.cost_microusd + moved.get("cost_microusd", 0),
+            unpriced=counts.unpriced,
             deduplicated=counts.reused.get("dedup", 0) + moved.get("reused:dedup", 0),
             cached=counts.reused.get("cache", 0) + moved.get("reused:cache", 0),
             claimed=depth.unacked - depth.relayed if depth else 0,

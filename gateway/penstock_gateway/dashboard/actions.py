@@ -25,8 +25,7 @@ from penstock_producer import SpecError
 from penstock_producer.job.durations import seconds_of
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.spec import OFF
-from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.prices import spent
+from penstock_producer.reporting.prices import money_of
 from penstock_producer.reporting.surfaces import over_http
 from penstock_producer.reporting.text import count, one_line
 
@@ -214,7 +213,7 @@ async def _limit_page(
               typed.get("stop_at_usd_per_doc", "" if cost is None else f"{cost:g}"), "decimal"),
     ]  # fmt: skip
     counts = await viewer.backend.run(viewer.desk.outcomes.counts, job.job_id)
-    so_far = spent(counts.cost_microusd / MICRO, counts.prompt_tokens + counts.completion_tokens)
+    so_far = money_of(counts).words
     asked = Asked("Limits", [f"Spent so far: {so_far}."], "Set the limits")
     return _confirm(request, viewer, job, "limit", asked, fields=fields, fault=fault, status=400 if fault else 200)
 

@@ -22,7 +22,6 @@ from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.origin import from_job_line, started_by_line
 from penstock_producer.reporting.pauses import advice_for, pause_lines
-from penstock_producer.reporting.prices import usd_or_unknown
 from penstock_producer.reporting.reasons import (
     cause_line,
     held_budget,
@@ -37,6 +36,7 @@ from penstock_producer.reporting.text import argument, count, duration, one_line
 from penstock_producer.reporting.waits import Wait
 from penstock_producer.reporting.words import (
     batches_line,
+    besides_lines,
     lane_name,
     made_with_line,
     milliseconds,
@@ -335,7 +335,7 @@ def _cost_tiles(seen: JobSeenNow) -> list[Tile]:
     cost = report.cost_usd
     budget = job.spec.get("budget_usd")
     of_budget = f"of a budget of {usd(budget)}" if isinstance(budget, (int, float)) else ""
-    tiles = [Tile("cost", usd_or_unknown(cost), of_budget or "no budget is set")]
+    tiles = [Tile("cost", report.money.words, of_budget or "no budget is set")]
     if not job.state.final and cost is not None and report.finished and job.total is not None:
         projected = cost * report.total / report.finished
         if math.isfinite(projected) and projected > CENTS:
@@ -381,7 +381,7 @@ def _lanes(seen: JobSeenNow) -> list[LaneRow]:
             one_line(lane_name(one)),
             count(one.documents),
             f"{count(one.prompt_tokens)} in, {count(one.completion_tokens)} out",
-            usd_or_unknown(one.cost_usd),
+            one.money.words,
         )
         for one in seen.report.cost_by_lane
     ]
@@ -395,6 +395,7 @@ def _effort(seen: JobSeenNow) -> list[str]:
         *([] if retried is None else [retried]),
         *batches_line(report.batches),
         *(f"saved {amount} by {name}" for name, amount in saved_rows(report.saved)),
+        *besides_lines(report),
         *twice_line(report),
         *dict.fromkeys(made_with_line(one) for one in report.made_with),
     ]

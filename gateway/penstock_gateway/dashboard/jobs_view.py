@@ -10,8 +10,7 @@ from urllib.parse import urlencode
 from penstock_gateway.for_tenants import told_of
 from penstock_gateway.pages.chart import Part, parts
 from penstock_ledger import Counts, Job, JobPage, JobPlace, JobState
-from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.prices import spent
+from penstock_producer.reporting.prices import money_of
 from penstock_producer.reporting.text import count, duration, one_line, percent
 
 __all__ = ["JobRow", "Tab", "ago", "job_rows", "page_links", "place_in", "place_text", "tabs"]
@@ -70,7 +69,7 @@ def _row(job: Job, figures: Counts, now: float) -> JobRow:
         share="open" if job.total is None else percent(finished, whole) if whole else "0 %",
         finished=f"{count(finished)} so far" if job.total is None else f"{count(finished)} of {count(job.total)}",
         dead=count(figures.dead),
-        cost=spent(figures.cost_microusd / MICRO, figures.prompt_tokens + figures.completion_tokens),
+        cost=money_of(figures).words,
         submitted=ago(job.created_at, now),
         took=duration(max(0.0, took)),
     )

@@ -7,9 +7,7 @@ from typing import Final, NamedTuple
 
 from penstock_gateway.pages.chart import Part, parts
 from penstock_ledger import MadeWith, Spending
-from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.prices import per_million
-from penstock_producer.reporting.prices import spent as spent_in_words
+from penstock_producer.reporting.prices import money_of, per_million, together
 from penstock_producer.reporting.text import count, one_line, usd
 
 __all__ = ["PERIODS", "PriceRow", "SpendRow", "price_rows", "spend_rows", "total_of"]
@@ -52,7 +50,7 @@ def spend_rows(spent: Sequence[Spending], without: str) -> list[SpendRow]:
             count(one.succeeded + one.dead),
             count(one.calls),
             f"{count(one.prompt_tokens)} in, {count(one.completion_tokens)} out",
-            spent_in_words(one.cost_microusd / MICRO, one.prompt_tokens + one.completion_tokens),
+            money_of(one).words,
             parts([("accent", one.cost_microusd)], most),
         )
         for one in ordered[:ROWS_MAX]
@@ -62,10 +60,7 @@ def spend_rows(spent: Sequence[Spending], without: str) -> list[SpendRow]:
 def total_of(spent: Sequence[Spending]) -> tuple[str, str, str]:
     """Cost, documents and jobs together."""
     return (
-        spent_in_words(
-            sum(one.cost_microusd for one in spent) / MICRO,
-            sum(one.prompt_tokens + one.completion_tokens for one in spent),
-        ),
+        together(money_of(one) for one in spent).words,
         count(sum(one.succeeded + one.dead for one in spent)),
         count(sum(one.jobs for one in spent)),
     )

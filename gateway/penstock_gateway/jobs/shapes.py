@@ -101,8 +101,8 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     cost_usd: float | None = Field(
-        description="null where no price is known. In lists and events the sum of what has one, where some has; one job and "
-        "its report say null then."
+        description="What the job has spent, over all generations and lanes, whatever became of the documents. null where of "
+        "some of it no price is known; the report has the known part (known_usd)."
     )
 
 

@@ -15,7 +15,7 @@ from penstock_ledger import BatchFigures, BatchSum, OutcomeStore
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.reporting.account import Report
 from penstock_producer.reporting.gather import gathered
-from penstock_producer.reporting.prices import known_cost
+from penstock_producer.reporting.prices import money_of
 from penstock_producer.reporting.reasons import held_by_tenant
 
 __all__ = ["counted", "detailed", "job_shown", "remaining", "report_of"]
@@ -128,8 +128,6 @@ def _fields(job: Job, counts: Counts) -> dict[str, Any]:
         },
         "usage": {
             "calls": counts.calls, "prompt_tokens": counts.prompt_tokens, "completion_tokens": counts.completion_tokens,
-            "cost_usd": known_cost(
-                round(counts.cost_microusd / _MICRO, 6), counts.prompt_tokens + counts.completion_tokens
-            ),
+            "cost_usd": money_of(counts).usd,
         },
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """Pages of jobs, newest first, with their counts: what a list of ten thousand jobs is shown from.
 
 A page begins behind a job, not at a number: it stays where it is while jobs are submitted. A page is three statements,
-whatever its jobs have: the jobs, their tallies, and what was paid for beside them.
+whatever its jobs have: the jobs, their tallies, and the rest of their accounts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, false, func, or_,
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import jobs
+from penstock_ledger.stores.account import rest_of_jobs
 from penstock_ledger.stores.jobs import job_of
-from penstock_ledger.stores.tallies import beside_of, counts_from, tallied_of
+from penstock_ledger.stores.tallies import counts_from, tallied_of
 
 __all__ = ["JOBS_MAX", "JobPage", "JobPages", "JobPlace"]
 
@@ -155,7 +156,7 @@ def _with_counts(connection: Connection, found: list[Job]) -> list[tuple[Job, Co
 
 def _counts(connection: Connection, job_ids: list[str]) -> dict[str, Counts]:
     sums = _by_job(connection, tallied_of(job_ids)) if job_ids else {}
-    paid = _by_job(connection, beside_of(job_ids)) if job_ids else {}
+    paid = _by_job(connection, rest_of_jobs(job_ids)) if job_ids else {}
     return {job_id: counts_from(sums.get(job_id, ()), paid.get(job_id, ())) for job_id in job_ids}
 
 

@@ -1,17 +1,30 @@
-"""What the jobs of a time have cost, by tenant or by lane: from the tallies, so no outcome is read."""
+"""What the jobs of a time have spent, by tenant or by lane: from their accounts, so no outcome is read.
+
+Those that were purged since are in the sums of money, calls and tokens, and not among the jobs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Table, and_, func, or_, select
 
+from penstock_ledger.model import Paid
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import jobs, lane_tallies, paid_beside, tallies
+from penstock_ledger.sql.tables import (
+    batch_remainders,
+    jobs,
+    lane_tallies,
+    paid_beside,
+    purged_costs,
+    spending,
+    tallies,
+)
+from penstock_ledger.stores.month_costs import month_of
 from penstock_ledger.stores.outcome_rows import DEAD
 
-_PAID: Final = ("calls", "prompt_tokens", "completion_tokens", "cost_microusd")
+_PAID: Final = Paid._fields
 
 Tenants = Collection[str | None] | None
 Conditions = Sequence[ColumnElement[bool]]
@@ -28,6 +41,7 @@ class Spending(NamedTuple):
     prompt_tokens: int  # of calls that were made, as the next two
     completion_tokens: int
     cost_microusd: int
+    unpriced: int = 0  # answers of which no price is known
 
     def plus(self, other: Sequence[int], sign: int = 1) -> Spending:
         return Spending(self.name, *(mine + sign * its for mine, its in zip(self[1:], other, strict=True)))
@@ -46,7 +60,7 @@ class SpendingStore:
         return {row.job_id: row.tenant for row in self._rows(query)}
 
     def by_tenant(self, since: float, tenants: Tenants = None) -> list[Spending]:
-        """Also what was paid besides outcomes: answers that came second, attempts in lanes that jobs have left."""
+        """What whole accounts hold, whatever became of the documents."""
         chosen = _chosen(since, tenants)
         found = {
             row.tenant: Spending(row.tenant, row.jobs, *_NONE)
@@ -54,14 +68,17 @@ class SpendingStore:
                 select(jobs.c.tenant, func.count().label("jobs")).where(*chosen).group_by(jobs.c.tenant)
             )
         }
-        for query in (_outcomes(chosen, jobs.c.tenant), _besides(chosen, jobs.c.tenant)):
+        parts = [_outcomes(chosen), *(_besides(table, chosen) for table in (paid_beside, batch_remainders))]
+        parts += [_kept(since, tenants), _purged_before(since, tenants)]
+        for query in parts:
             for row in self._rows(query):  # a job may have come meanwhile
                 before = found.get(row.tenant, Spending(row.tenant, 0, *_NONE))
                 found[row.tenant] = before.plus((0, *_figures(row)))
         return list(found.values())
 
     def by_lane(self, since: float, tenants: Tenants = None) -> list[Spending]:
-        """Of a document: the lane that answered it at last. The rest, which has no lane, is last."""
+        """Of a document: the lane that answered it at last; of money, the lane that was paid. The rest, of which no lane is
+        known, is last."""
         query = (
             select(
                 lane_tallies.c.lane,
@@ -74,7 +91,10 @@ class SpendingStore:
             .where(*_chosen(since, tenants))
             .group_by(lane_tallies.c.lane)
         )
-        found = [Spending(row.lane, int(row.jobs), *_figures(row)) for row in self._rows(query)]
+        lanes = {row.lane: Spending(row.lane, int(row.jobs), *_figures(row)) for row in self._rows(query)}
+        for row in self._rows(_kept(since, tenants, spending.c.lane).where(spending.c.lane != "")):
+            lanes[row.lane] = lanes.get(row.lane, Spending(row.lane, 0, *_NONE)).plus((0, *_figures(row)))
+        found = list(lanes.values())
         rest = Spending(None, 0, *_NONE)
         for one in self.by_tenant(since, tenants):
             rest = rest.plus((0, *one[2:]))
@@ -92,14 +112,20 @@ class SpendingStore:
 _NONE: Final = (0,) * (len(Spending._fields) - 2)
 
 
-def _chosen(since: float, tenants: Tenants) -> Conditions:
+def _chosen(
+    since: float, tenants: Tenants, accepted: Any = jobs.c.created_at, tenant: Any = jobs.c.tenant
+) -> Conditions:
+    return [accepted >= since, *_of_tenants(tenants, tenant)]
+
+
+def _of_tenants(tenants: Tenants, tenant: Any) -> Conditions:
     if tenants is None:
-        return [jobs.c.created_at >= since]
-    named = jobs.c.tenant.in_([tenant for tenant in tenants if tenant is not None])
-    return [jobs.c.created_at >= since, or_(named, jobs.c.tenant.is_(None)) if None in tenants else named]
+        return []
+    named = tenant.in_([one for one in tenants if one is not None])
+    return [or_(named, tenant.is_(None)) if None in tenants else named]
 
 
-def _outcomes(chosen: Conditions, of: Any) -> Any:
+def _outcomes(chosen: Conditions) -> Any:
     """Results that were reused show the tokens of another's call: they count without them."""
     dead = tallies.c.kind == DEAD
     asked = or_(dead, tallies.c.reason == "")
@@ -107,29 +133,34 @@ def _outcomes(chosen: Conditions, of: Any) -> Any:
     paid = {
         name: func.sum(tallies.c[name]).filter(asked) if name in tokens else func.sum(tallies.c[name]) for name in _PAID
     }
-    return _of_jobs(
-        chosen,
-        of,
-        tallies,
-        {
-            "succeeded": func.sum(tallies.c.number).filter(~dead),
-            "dead": func.sum(tallies.c.number).filter(dead),
-            **paid,
-        },
-    )
+    succeeded, died = (func.sum(tallies.c.number).filter(which) for which in (~dead, dead))
+    return _of_jobs(chosen, tallies, {"succeeded": succeeded, "dead": died, **paid})
 
 
-def _besides(chosen: Conditions, of: Any) -> Any:
-    paid = {name: func.sum(paid_beside.c[name]) for name in _PAID}
-    return _of_jobs(chosen, of, paid_beside, paid)
+def _besides(table: Table, chosen: Conditions) -> Any:
+    return _of_jobs(chosen, table, {name: func.sum(table.c[name]) for name in _PAID})
 
 
-def _of_jobs(chosen: Conditions, of: Any, table: Any, figures: Mapping[str, Any]) -> Any:
+def _of_jobs(chosen: Conditions, table: Table, figures: Mapping[str, Any]) -> Any:
     return (
-        select(of, *(figure.label(name) for name, figure in figures.items()))
+        select(jobs.c.tenant, *(figure.label(name) for name, figure in figures.items()))
         .join_from(table, jobs, and_(jobs.c.job_id == table.c.job_id, *chosen))
-        .group_by(of)
+        .group_by(jobs.c.tenant)
     )
+
+
+def _kept(since: float, tenants: Tenants, of: Any = spending.c.tenant) -> Any:
+    """What is in accounts besides what goes with its job."""
+    sums = (func.sum(spending.c[name]).label(name) for name in _PAID)
+    return select(of, *sums).where(*_chosen(since, tenants, spending.c.accepted_at, spending.c.tenant)).group_by(of)
+
+
+def _purged_before(since: float, tenants: Tenants) -> Any:
+    """What releases before have kept of purged jobs: money alone, by the month in which they were accepted."""
+    cost = func.sum(purged_costs.c.cost_microusd).label("cost_microusd")
+    first = month_of(since).name if since > 0 else ""
+    chosen = [purged_costs.c.month > first, *_of_tenants(tenants, purged_costs.c.tenant)]
+    return select(purged_costs.c.tenant, cost).where(*chosen).group_by(purged_costs.c.tenant)
 
 
 def _figures(row: Row[Any]) -> tuple[int, ...]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from penstock_ledger.door_stores.api_keys import budget_of_keys
 from penstock_ledger.model import JobState
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import api_keys, jobs, paid_beside, purged_costs, tallies
-from penstock_ledger.stores.month_costs import Month, cost_of, sum_of
+from penstock_ledger.sql.tables import api_keys, jobs, purged_costs
+from penstock_ledger.stores.account import cost_of_jobs, cost_of_tenant
+from penstock_ledger.stores.month_costs import Month
 
 __all__ = ["TenantBudgets", "TenantCosts"]
 
@@ -60,22 +61,19 @@ class TenantCosts:
             live = frozenset[str]().union(*(_live(connection, chunk) for chunk in _chunks(names)))
             ended = [name for name in names if name not in live][:most]
             others = sorted(set(names) - set(ended))
-            cost = sum(cost_of(connection, chunk) for chunk in _chunks(others))
+            cost = sum(cost_of_jobs(connection, chunk) for chunk in _chunks(others))
             return _all(connection, tenant, month) - cost, ended
 
         return self._db.read(look)
 
 
 def _all(connection: Connection, tenant: str, month: Month) -> int:
-    which = (jobs.c.tenant == tenant, jobs.c.created_at >= month.began, jobs.c.created_at < month.ends)
-    purged = select(sum_of(purged_costs)).where(purged_costs.c.tenant == tenant, purged_costs.c.month == month.name)
-    total = 0
-    for table in (tallies, paid_beside):
-        query = select(sum_of(table)).select_from(jobs.join(table, table.c.job_id == jobs.c.job_id)).where(*which)
-        total += int(connection.execute(query).scalar_one())
-    return total + int(
-        connection.execute(purged).scalar_one()
-    )  # last: what is purged meanwhile counts twice, and never not
+    purged = select(func.coalesce(func.sum(purged_costs.c.cost_microusd), 0)).where(
+        purged_costs.c.tenant == tenant, purged_costs.c.month == month.name
+    )
+    known = cost_of_tenant(connection, tenant, month.began, month.ends)
+    # What a process of the release before purges meanwhile counts twice, and never not.
+    return known + int(connection.execute(purged).scalar_one())
 
 
 def _live(connection: Connection, names: Collection[str]) -> frozenset[str]:

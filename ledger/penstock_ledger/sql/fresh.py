@@ -11,19 +11,23 @@ from sqlalchemy import Connection, inspect, text
 
 from penstock_ledger.sql.tables import HEAD, metadata
 
+KNOWN_COST: Final = """CASE WHEN unpriced > 0 OR (unpriced IS NULL AND calls > 0 AND cost_microusd = 0)
+            THEN NULL ELSE cost_microusd END AS cost_microusd"""
+"""Of an outcome: NULL where no price is known of one of its answers; a release before this did not say so."""
+
 VIEWS: Final = (
-    """
+    f"""
 CREATE VIEW results AS
 SELECT job_id, generation, doc_id, status_code, request_id, model, finish_reason, prompt_tokens, completion_tokens,
-       cost_microusd, latency_ms, attempts, calls, created_at, body
+       {KNOWN_COST}, latency_ms, attempts, calls, created_at, body
 FROM outcomes WHERE kind = 'result' AND superseded_by IS NULL
-""",
-    """
+""",  # noqa: S608  # one constant
+    f"""
 CREATE VIEW dead_letters AS
 SELECT job_id, generation, doc_id, reason, attempts, calls, last_error, status_code, line, prompt_tokens,
-       completion_tokens, cost_microusd, latency_ms, created_at, request, body AS response
+       completion_tokens, {KNOWN_COST}, latency_ms, created_at, request, body AS response
 FROM outcomes WHERE kind = 'dead' AND superseded_by IS NULL
-""",
+""",  # noqa: S608
 )
 """For readers of other tools."""
 

@@ -381,7 +381,7 @@ paid_beside = Table(
     Column("generation", Integer, nullable=False),
     Column("doc_id", Id, nullable=False),
     Column("answer", Id, nullable=False),  # names it: the same one that comes again is counted once
-    Column("why", Words, nullable=False),  # 'second_answer' or 'lane_left'
+    Column("why", Words, nullable=False),  # 'second_answer', 'lane_left' or 'retried'
     Column("calls", Integer, nullable=False),
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
@@ -391,7 +391,7 @@ paid_beside = Table(
     PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
 )
 
-# What a job has spent that its visible outcomes do not say. Together with them, with `paid_beside` and `batch_remainders` it is the
+# What a job has spent that its visible outcomes do not say. Together with them, `paid_beside` and `batch_remainders` it is the
 # job's account, which only grows and stays when the job is purged. See stores/account.py.
 spending = Table(
     "spending",

@@ -1,36 +1,79 @@
 """The account of a job: what it has spent over all generations and lanes, which only grows.
 
-It is a sum of four parts, and no step takes from one what it does not add to another in the same transaction:
+It is the sum of four parts, and no step takes from one what it does not add to another in the same transaction:
 
-- ``tallies``: its visible outcomes. Settling adds here, so an account costs it nothing.
+- ``tallies``: its visible outcomes. Settling adds here, so that an account costs it no statement more.
 - ``paid_beside``: payments that no outcome says, a row for each, so that the same one is never added twice.
 - ``batch_remainders``: documents that a provider batch has left, until they have an outcome.
 - ``spending``: the rest. A replay moves what its dead letters cost from the tallies to here, and a purge moves all of it.
+
+What an outcome costs is all that was paid for its document, as far as its message tells of earlier attempts. Those that were paid
+for are in ``paid_beside`` or ``batch_remainders`` meanwhile, since a lost Redis forgets messages; the outcome's transaction takes
+them out, and what the message did not tell of goes to ``spending``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock_ledger.sql.tables import jobs, spending
-
-__all__ = ["FORGOTTEN", "PURGED", "SUPERSEDED", "UNREAD", "add_spent", "grow"]
+from penstock_ledger.model import ItemKey, Paid
+from penstock_ledger.sql.tables import (
+    batch_remainders,
+    feeds,
+    jobs,
+    lane_tallies,
+    outcomes,
+    paid_beside,
+    spending,
+    tallies,
+)
+from penstock_ledger.stores.outcome_rows import DEAD
 
 SHARDS: Final = 16  # more than the processes that commit at the same moment, few enough to add up
+KEYS_MAX: Final = 500  # documents in one statement
 
+# How money came to be in `spending`.
 SUPERSEDED: Final = "superseded"  # dead letters that were replayed
 UNREAD: Final = "unread"  # answers of provider batches that were paid for and never read
-FORGOTTEN: Final = "forgotten"  # earlier attempts that the message of a document no longer told of
+FORGOTTEN: Final = "forgotten"  # earlier attempts that the message of a document did not tell of
 PURGED: Final = "purged"  # all that a job has spent that was purged
+# And in `paid_beside`.
+SECOND_ANSWER: Final = "second_answer"  # it lost to an outcome that was there before
+LANE_LEFT: Final = "lane_left"  # an attempt in a lane that the job has left
+RETRIED: Final = "retried"  # an attempt after which there is another one, until that has come to an outcome
+WAITED: Final = "waited-"  # so begin the names of what batches cost for documents that went on to another lane
+# And in `batch_remainders`.
+WAITING: Final = "waiting"
 
 _OF: Final = ("job_id", "generation", "kind", "lane")
-_FIGURES: Final = ("documents", "calls", "prompt_tokens", "completion_tokens", "cost_microusd", "unpriced")
+_PAID: Final = Paid._fields
+_FIGURES: Final = ("documents", *_PAID)
+
+Query = Select[*tuple[Any, ...]]
+Conditions = Sequence[ColumnElement[bool]]
 
 
 def add_spent(
@@ -50,15 +93,205 @@ def add_spent(
     """Add what was paid to a job's account, in the transaction of ``connection``. Called again it adds again: the caller's own
     row has to say that it was done. ``unpriced`` is of how many answers no price is known."""
     figures = [documents, calls, prompt_tokens, completion_tokens, cost_microusd, unpriced]
-    tenant, accepted_at = _whose(connection, job_id)
-    grow(
-        connection, spending, _OF, _FIGURES, {(job_id, generation, kind, lane or ""): figures},
-        fixed={"tenant": tenant, "accepted_at": accepted_at},
-    )  # fmt: skip
+    _add(connection, job_id, {(job_id, generation, kind, lane or ""): figures})
+
+
+def add_superseded(connection: Connection, job_id: str, generation: int, of_lanes: Mapping[str, Sequence[int]]) -> None:
+    """Add what dead letters cost that ``generation`` replays, by the lane that they ended in: documents, then as ``Paid``."""
+    rows = {(job_id, generation, SUPERSEDED, lane): list(figures) for lane, figures in of_lanes.items()}
+    _add(connection, job_id, rows)
+
+
+def mend_replays(connection: Connection, job_id: str) -> None:
+    """Add what replays have left out that a process of the release before has made, which knows of no account."""
+    known = select(spending.c.generation).where(spending.c.job_id == job_id, spending.c.kind == SUPERSEDED)
+    replays = select(feeds.c.generation).where(
+        feeds.c.job_id == job_id, feeds.c.kind == "replay", feeds.c.generation.not_in(known)
+    )
+    for generation in connection.execute(replays).scalars().all():
+        add_superseded(connection, job_id, generation, superseded_by(connection, job_id, generation))
+
+
+def superseded_by(connection: Connection, job_id: str, generation: int) -> dict[str, list[int]]:
+    """Return what the dead letters cost that a generation replays, by lane: documents, then as ``Paid``."""
+    lane = func.coalesce(outcomes.c.lane, "")
+    query = (
+        select(lane.label("lane"), func.count().label("documents"), *_sums(outcomes))
+        .where(outcomes.c.job_id == job_id, outcomes.c.superseded_by == generation)
+        .group_by(lane)
+    )
+    return {row.lane: [int(getattr(row, name)) for name in _FIGURES] for row in connection.execute(query)}
+
+
+# -- what messages told of ------------------------------------------------------------------------------------------------
+
+
+def take_out_told(connection: Connection, told: Mapping[ItemKey, Paid], *, remainders: bool = False) -> None:
+    """Take out what was noted of earlier attempts at documents that have their outcomes now. ``told`` is how much of it those
+    outcomes say; what was noted beyond that is kept as forgotten. ``remainders``: what batches have left of them goes, too."""
+    earlier = or_(paid_beside.c.why == RETRIED, paid_beside.c.answer.startswith(WAITED, autoescape=True))
+    with_money = [key for key, paid in told.items() if any(paid)]
+    noted: dict[ItemKey, Paid] = {}
+    gone = list(_taken(connection, paid_beside, with_money, earlier))
+    if remainders:
+        gone += _taken(connection, batch_remainders, told)
+    for key, paid in gone:
+        noted[key] = noted.get(key, Paid()).plus(paid)
+    for key, paid in sorted(noted.items()):
+        beyond = paid.beyond(told[key])
+        if any(beyond[1:]):
+            add_spent(
+                connection, key.job_id, generation=key.generation, kind=FORGOTTEN, documents=1, **beyond._asdict()
+            )
+
+
+def _taken(
+    connection: Connection, table: Table, keys: Iterable[ItemKey], *conditions: ColumnElement[bool]
+) -> Iterator[tuple[ItemKey, Paid]]:
+    """Delete rows of documents, and return what they say."""
+    for (job_id, generation), docs in by_feed(keys).items():
+        rows = delete(table).where(table.c.job_id == job_id, table.c.generation == generation, *conditions)
+        for start in range(0, len(docs), KEYS_MAX):
+            some = rows.where(table.c.doc_id.in_(docs[start : start + KEYS_MAX]))
+            for doc_id, *paid in connection.execute(some.returning(table.c.doc_id, *(table.c[name] for name in _PAID))):
+                yield ItemKey(job_id, generation, doc_id), Paid(*map(int, paid))
+
+
+def by_feed(keys: Iterable[ItemKey]) -> dict[tuple[str, int], list[str]]:
+    """Return the documents of each job and generation."""
+    found: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+    for job_id, generation, doc_id in keys:
+        found[job_id, generation].append(doc_id)
+    return found
+
+
+# -- purging --------------------------------------------------------------------------------------------------------------
+
+
+def keep_account(connection: Connection, job_id: str) -> None:
+    """Move what a job's outcomes cost from its tallies to where its account stays. Done again, it moves what came since."""
+    visible = [_asked_of(row) for row in connection.execute(_gone(tallies, job_id, "kind", "reason", "number"))]
+    in_lanes: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(_FIGURES))
+    for row in connection.execute(_gone(lane_tallies, job_id, "lane", "number")):
+        lane = in_lanes[row.lane]
+        lane[:] = [one + int(getattr(row, name)) for one, name in zip(lane, ("number", *_PAID), strict=True)]
+    whole = [sum(column) for column in zip(*visible, strict=True)] or [0] * len(_FIGURES)
+    rest = [one - sum(lane[place] for lane in in_lanes.values()) for place, one in enumerate(whole)]
+    is_there = connection.execute(select(jobs.c.job_id).where(jobs.c.job_id == job_id)).first() is not None
+    # A row of nothing says whose the job was, for what a frozen worker may still bring.
+    if is_there or any(whole):
+        _add(connection, job_id, {(job_id, 1, PURGED, lane): sums for lane, sums in (*in_lanes.items(), ("", rest))})
+
+
+def kept_step(connection: Connection, table: Table, job_id: str, most: int) -> int:
+    """The same for some rows of ``paid_beside`` or ``batch_remainders``; returns how many."""
+    key = list(table.primary_key.columns)
+    some = select(*key).where(table.c.job_id == job_id).limit(most)
+    gone = delete(table).where(tuple_(*key).in_(some)).returning(*(table.c[name] for name in _PAID))
+    rows = [tuple(map(int, row)) for row in connection.execute(gone)]
+    if rows:
+        _add(connection, job_id, {(job_id, 1, PURGED, ""): [0, *(sum(column) for column in zip(*rows, strict=True))]})
+    return len(rows)
+
+
+def _gone(table: Table, job_id: str, *names: str) -> Any:
+    return delete(table).where(table.c.job_id == job_id).returning(*(table.c[name] for name in (*names, *_PAID)))
+
+
+def _asked_of(row: Row[Any]) -> list[int]:
+    """Documents, then as ``Paid``. Results that were reused show the tokens of another's call: they count without them."""
+    figures = [int(getattr(row, name)) for name in ("number", *_PAID)]
+    if row.kind != DEAD and row.reason:
+        figures[2] = figures[3] = 0
+    return figures
+
+
+# -- reading --------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def rest_of_job() -> Any:
+    """All of one ``job``'s account but its visible outcomes, by why. Built once: building it costs more than running it."""
+    return _rest(lambda table: [table.c.job_id == bindparam("job")])
+
+
+def rest_of_jobs(job_ids: Sequence[str]) -> Any:
+    """The same of several jobs, with `job_id`."""
+    return _rest(lambda table: [table.c.job_id.in_(job_ids)], by_job=True)
+
+
+def rest_of_generation(job_id: str, generation: int) -> Any:
+    """The same of one generation, without what later ones have replayed."""
+    return _rest(
+        lambda table: [
+            table.c.job_id == job_id,
+            table.c.generation == generation,
+            *([table.c.kind != SUPERSEDED] if table is spending else []),
+        ]
+    )
+
+
+def _rest(of: Callable[[Table], Conditions], *, by_job: bool = False) -> Any:
+    """Each row: why, whether it is known of which lane, documents, then as ``Paid``."""
+
+    def part(table: Table, why: Any, documents: Any, is_of_lane: Any) -> Query:
+        job = [table.c.job_id] if by_job else []
+        columns = (why.label("why"), is_of_lane.label("of_lane"), documents.label("number"), *_sums(table))
+        groups = [column for column in (why, is_of_lane) if column is not _NO]
+        return select(*job, *columns).where(*of(table)).group_by(*job, *groups)
+
+    of_lane = case((spending.c.lane == "", 0), else_=1)
+    return union_all(
+        part(paid_beside, paid_beside.c.why, func.count(paid_beside.c.doc_id.distinct()), _NO),
+        part(spending, spending.c.kind, func.coalesce(func.sum(spending.c.documents), 0), of_lane),
+        part(batch_remainders, literal(WAITING), func.count(), _NO).having(func.count() > 0),
+    )
+
+
+_NO: Final = literal(0)
+
+
+def cost_of_jobs(connection: Connection, job_ids: Sequence[str]) -> int:
+    """Return what these jobs have spent, in millionths of a dollar."""
+    parts = [_cost(table).where(table.c.job_id.in_(job_ids)) for table in (*_OF_JOBS, spending)]
+    return _together(connection, parts)
+
+
+def cost_of_tenant(connection: Connection, tenant: str, began: float, ends: float) -> int:
+    """The same of the jobs of a tenant that were accepted in this time, those that were purged since among them."""
+    which = (jobs.c.tenant == tenant, jobs.c.created_at >= began, jobs.c.created_at < ends)
+    accepted = spending.c.accepted_at
+    parts = [_cost(table).join_from(table, jobs, and_(jobs.c.job_id == table.c.job_id, *which)) for table in _OF_JOBS]
+    parts.append(_cost(spending).where(spending.c.tenant == tenant, accepted >= began, accepted < ends))
+    return _together(connection, parts)
+
+
+_OF_JOBS: Final = (tallies, paid_beside, batch_remainders)  # what goes when a job is purged
+
+
+def _cost(table: Table) -> Query:
+    return select(func.coalesce(func.sum(table.c.cost_microusd), 0).label("cost"))
+
+
+def _together(connection: Connection, parts: Sequence[Query]) -> int:
+    """In one statement, which sees one moment: what moves from one part to another is counted once."""
+    return int(sum(connection.execute(union_all(*parts)).scalars()))
+
+
+def _sums(table: Table) -> Iterator[Any]:
+    return (func.coalesce(func.sum(table.c[name]), 0).label(name) for name in _PAID)
+
+
+# -- writing --------------------------------------------------------------------------------------------------------------
+
+
+def _add(connection: Connection, job_id: str, sums: Mapping[tuple[str, int, str, str], list[int]]) -> None:
+    fixed = dict(zip(("tenant", "accepted_at"), _whose(connection, job_id), strict=True)) if sums else {}
+    grow(connection, spending, _OF, _FIGURES, sums, fixed)
 
 
 def _whose(connection: Connection, job_id: str) -> tuple[str | None, float]:
-    """The tenant of a job and when it was accepted. One that was purged has left both in its account."""
+    """Return the tenant of a job and when it was accepted. One that was purged has left both in its account."""
     known = select(jobs.c.tenant, jobs.c.created_at).where(jobs.c.job_id == job_id)
     kept = select(spending.c.tenant, spending.c.accepted_at).where(spending.c.job_id == job_id).limit(1)
     row = connection.execute(known).first() or connection.execute(kept).first()

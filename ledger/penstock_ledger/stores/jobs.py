@@ -16,11 +16,12 @@ from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, New
 from penstock_ledger.pause import Accepted, Pause, accepted_with, explain, read_accepted, read_pause, stored_pause
 from penstock_ledger.sql.tables import jobs, outcomes, spool, taken_files
 from penstock_ledger.stored_values import json_text
+from penstock_ledger.stores.account import mend_replays
 from penstock_ledger.stores.feeds import FeedStore, add_feed
 from penstock_ledger.stores.outcome_insert import insert_outcomes
 from penstock_ledger.stores.outcome_rows import letter_row
 from penstock_ledger.stores.source_keys import insert_pages
-from penstock_ledger.stores.tallies import subtract
+from penstock_ledger.stores.tallies import supersede
 
 STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
 SHOWN_CHARS: Final = 60  # of a value in a message
@@ -229,6 +230,7 @@ def _replay(
     if row.state not in REPLAYABLE:
         raise JobNotReplayable(job_id, row.state)
     generation = row.generation + 1
+    mend_replays(connection, job_id)
     replayed = _supersede(connection, job_id, generation, reason, doc_ids)
     if replayed == 0:
         raise NothingToReplay(job_id, reason)
@@ -244,7 +246,7 @@ def _replay(
 def _supersede(
     connection: Connection, job_id: str, generation: int, reason: str | None, doc_ids: Sequence[str] | None
 ) -> int:
-    """Mark the chosen dead letters, take them out of the tallies, and return how many they are."""
+    """Mark the chosen dead letters, take them out of what is visible, and return how many they are."""
     wanted: list[ColumnElement[bool]] = [
         outcomes.c.job_id == job_id,
         literal_column("kind = 'dead'"),  # literal, so that the partial index is used
@@ -258,7 +260,7 @@ def _supersede(
         connection.execute(mark)
     for start in range(0, len(doc_ids or ()), STATEMENT_MAX):
         connection.execute(mark.where(outcomes.c.doc_id.in_((doc_ids or ())[start : start + STATEMENT_MAX])))
-    return subtract(connection, job_id, outcomes.c.superseded_by == generation)
+    return supersede(connection, job_id, generation)
 
 
 def _locked(connection: Connection, job_id: str) -> Row[Any]:

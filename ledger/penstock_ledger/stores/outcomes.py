@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import (
@@ -22,9 +22,10 @@ from sqlalchemy import (
     tuple_,
 )
 
-from penstock_ledger.model import Counts, DeadLetter, ItemKey, LaneCounts, PaidBeside, Result, Spent
+from penstock_ledger.model import Counts, DeadLetter, ItemKey, LaneCounts, Paid, PaidBeside, Result, Spent
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import feeds, outcomes, paid_beside
+from penstock_ledger.sql.tables import feeds, outcomes
+from penstock_ledger.stores.account import mend_replays, rest_of_generation, rest_of_job, take_out_told
 from penstock_ledger.stores.outcome_insert import KEYS_MAX, insert_outcomes, terminal_keys
 from penstock_ledger.stores.outcome_rows import (
     KEY_COLUMNS,
@@ -40,9 +41,8 @@ from penstock_ledger.stores.outcome_rows import (
 )
 from penstock_ledger.stores.tallies import (
     add_left,
+    add_retried,
     add_second_answers,
-    beside,
-    beside_job,
     counts_from,
     grouped,
     lane_counts_from,
@@ -65,6 +65,8 @@ _VISIBLE: Final = outcomes.c.superseded_by.is_(None)
 _REFUSED_LINES: Final = select(outcomes.c.line).where(
     outcomes.c.job_id == bindparam("job"), outcomes.c.generation == 1, _IS_DEAD, outcomes.c.line.is_not(None)
 )
+
+NOTHING_TOLD: Final[Mapping[ItemKey, Paid]] = {}
 
 T = TypeVar("T")
 Query = Select[*tuple[Any, ...]]
@@ -91,6 +93,10 @@ class OutcomeStore:
         results: Sequence[Result],
         letters: Sequence[DeadLetter],
         *,
+        told: Mapping[ItemKey, Paid] = NOTHING_TOLD,
+        retried: Sequence[tuple[str, PaidBeside]] = (),
+        left: Sequence[PaidBeside] = (),
+        from_batches: bool = False,
         also: Callable[[Connection], None] | None = None,
     ) -> set[ItemKey]:
         """Make outcomes durable in one transaction; returns the keys that were settled before (the losers).
@@ -98,30 +104,44 @@ class OutcomeStore:
         When one key comes twice in a call, the first one counts, and results come before letters. ``also`` writes what
         belongs to them, in the same transaction and after them. A loser that was paid for and is another answer than the
         outcome that is there is noted as such, see ``Counts.answered_twice``.
+
+        ``told`` is what outcomes say of earlier attempts that were paid for. ``retried`` are attempts that were paid for and
+        came to none, each by a name of its own; ``left`` are those whose messages end since their job has left the lane.
+        Noting the same again changes nothing. ``from_batches``: what batches have left of the documents goes with it.
         """
         now = time.time()
-        rows: dict[tuple[Any, ...], OutcomeRow] = {}
+        rows: dict[ItemKey, OutcomeRow] = {}
         done = (result_row(one, now, self._lane) for one in results)
         for row in (*done, *(letter_row(one, now, self._lane) for one in letters)):
-            rows.setdefault(row[:KEY_COLUMNS], row)
+            rows.setdefault(key_of(row), row)
         ordered = [rows[key] for key in sorted(rows)]
-        if not ordered and also is None:
+        if not (ordered or retried or left) and also is None:
             return set()
 
         def write(connection: Connection) -> set[ItemKey]:
             losers = insert_outcomes(connection, ordered)
             if losers:
-                add_second_answers(connection, (row for row in ordered if key_of(row) in losers))
+                add_second_answers(connection, (row for row in ordered if key_of(row) in losers), told)
+            if told or from_batches:
+                noted = {key: told.get(key, Paid()) for key in (rows if from_batches else told)}
+                take_out_told(
+                    connection,
+                    {key: Paid() if key in losers else paid for key, paid in noted.items()},
+                    remainders=from_batches,
+                )
+            if retried:
+                add_retried(connection, retried)
+            if left:
+                add_left(connection, left)
             if also is not None:
                 also(connection)
             return losers
 
         return self._db.write(write)
 
-    def note_left(self, spent: Sequence[PaidBeside]) -> None:
-        """What items had used up whose attempts ended without an outcome, since their job left the lane. Noting it again
-        changes nothing."""
-        self._db.write(lambda connection: add_left(connection, spent))
+    def mend_replays(self, job_id: str) -> None:
+        """Bring into the job's account what replays by processes of the release before have left out of it."""
+        self._db.write(lambda connection: mend_replays(connection, job_id))
 
     def terminal(self, keys: Iterable[ItemKey]) -> set[ItemKey]:
         """Those of ``keys`` that have an outcome, visible or superseded."""
@@ -129,23 +149,29 @@ class OutcomeStore:
         return self._db.read(lambda connection: terminal_keys(connection, wanted)) if wanted else set()
 
     def counts(self, job_id: str) -> Counts:
-        """Visible outcomes of a job, as its transactions have tallied them: as cheap for a million rows as for ten."""
-        return counts_from(self._rows(tallied(), job=job_id), self._rows(beside_job(), job=job_id))
+        """Visible outcomes of a job and its account, as its transactions have tallied them: as cheap for a million rows as for
+        ten."""
+        return self._counts(tallied(), job_id)
 
     def by_lane(self, job_id: str) -> list[LaneCounts]:
-        """The same by the lane that answered. What has no lane is in none of them."""
+        """The same by the lane that was paid. What has no lane is in none of them."""
         return lane_counts_from(self._rows(tallied_by_lane(), job=job_id))
 
     def counts_of(self, job_id: str, generation: int) -> Counts:
         """The outcomes of one generation, superseded ones included, by reading its rows."""
-        paid = beside(paid_beside.c.job_id == job_id, paid_beside.c.generation == generation)
         rows = self._rows(grouped(outcomes.c.job_id == job_id, outcomes.c.generation == generation))
-        return counts_from(rows, self._rows(paid))
+        return counts_from(rows, self._rows(rest_of_generation(job_id, generation)))
 
     def recount(self, job_id: str) -> Counts:
         """The same, by reading every row of the job: the proof of the tallies."""
-        rows = self._rows(grouped(outcomes.c.job_id == job_id, _VISIBLE))
-        return counts_from(rows, self._rows(beside_job(), job=job_id))
+        return self._counts(grouped(outcomes.c.job_id == bindparam("job"), _VISIBLE), job_id)
+
+    def _counts(self, visible: Query, job_id: str) -> Counts:
+        """From one transaction, so that what moves from one part of the account to another is counted once."""
+        both = (visible, rest_of_job())
+        return counts_from(
+            *self._db.read(lambda connection: [connection.execute(one, {"job": job_id}).all() for one in both])
+        )
 
     def get(self, job_id: str, doc_id: str) -> Result | DeadLetter | None:
         """The visible outcome of a document; None while it has none (not finished, or being replayed)."""

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, Delete, Table, delete, select, tuple_, update
 
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import (
+    batch_remainders,
     door_batches,
     door_files,
     jobs,
-    lane_tallies,
     metadata,
     outcomes,
+    paid_beside,
     spending,
-    tallies,
 )
-from penstock_ledger.stores.month_costs import keep_costs, month_of
+from penstock_ledger.stores.account import keep_account, kept_step, mend_replays
 from penstock_ledger.stores.provenance import forget_provenance
 
 ROWS_PER_STEP: Final = 1_000  # with bodies of some kilobytes, a step writes some megabytes of journal
 
 
 def purge_job(database: Database, job_id: str) -> int:
-    """Delete all of a job; returns how many outcomes it had. Only for jobs that are final, which the caller has to see to.
+    """Delete all of a job but its account; returns how many outcomes it had. Only for jobs that are final, which the caller has
+    to see to.
 
     The job's own row goes last, so that an interrupted purge can be repeated.
     """
-    outcomes_deleted, keep_cost = _empty(database, outcomes, job_id), _keeps_cost(database, job_id)
-    database.write(keep_cost)
+    database.write(lambda connection: mend_replays(connection, job_id))  # while its dead letters are there
+    outcomes_deleted = _empty(database, outcomes, job_id)
+    _keep_account(database, job_id)
     for table in metadata.sorted_tables:
         if "job_id" in table.columns and table not in (outcomes, jobs, spending, door_batches, door_files):
             _empty(database, table, job_id)
@@ -38,19 +40,17 @@ def purge_job(database: Database, job_id: str) -> int:
     database.write(lambda connection: _expire_files(connection, job_id))
     _empty(database, jobs, job_id)
     # Outcomes are inserted only where their job is. Those that came between their table's turn and the job's go now.
-    database.write(keep_cost)
-    for table in (outcomes, tallies, lane_tallies):
-        _empty(database, table, job_id)
+    _keep_account(database, job_id)
+    _empty(database, outcomes, job_id)
     return outcomes_deleted
 
 
-def _keeps_cost(database: Database, job_id: str) -> Callable[[Connection], None]:
-    """What the job has cost stays counted for its tenant: forgetting it must not make room in the budget of the month."""
-    query = select(jobs.c.tenant, jobs.c.created_at).where(jobs.c.job_id == job_id)
-    row = database.read(lambda connection: connection.execute(query).one_or_none())
-    if row is None or row.tenant is None:
-        return lambda _: None
-    return lambda connection: keep_costs(database, connection, row.tenant, month_of(row.created_at), job_id)
+def _keep_account(database: Database, job_id: str) -> None:
+    """What the job has spent stays counted: forgetting it must make no room in the budget of its tenant's month."""
+    database.write(lambda connection: keep_account(connection, job_id))
+    for table in (paid_beside, batch_remainders):
+        while database.write(partial(kept_step, table=table, job_id=job_id, most=ROWS_PER_STEP)):
+            pass
 
 
 def _expire_files(connection: Connection, job_id: str) -> None:

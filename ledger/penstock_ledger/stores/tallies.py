@@ -8,7 +8,6 @@ What was paid for besides outcomes has a row for each payment, so that the same 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -16,31 +15,43 @@ from hashlib import sha256
 from operator import itemgetter
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, Table, bindparam, func, or_, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, literal, or_, select, union_all
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock_ledger.model import Beside, Counts, ItemKey, LaneCounts, PaidBeside
-from penstock_ledger.sql.tables import lane_tallies, outcomes, paid_beside, tallies
+from penstock_ledger.model import Counts, ItemKey, LaneCounts, Paid, PaidBeside
+from penstock_ledger.sql.tables import lane_tallies, outcomes, paid_beside, spending, tallies
 from penstock_ledger.stored_values import bounded_count, bounded_figure
+from penstock_ledger.stores.account import (
+    LANE_LEFT,
+    PURGED,
+    RETRIED,
+    SECOND_ANSWER,
+    add_spent,
+    add_superseded,
+    grow,
+    superseded_by,
+)
 from penstock_ledger.stores.outcome_rows import COLUMNS, DEAD, KEY_COLUMNS, OutcomeRow
 
-SHARDS: Final = 16  # more than the processes that commit at the same moment, few enough to add up
-
-_FIGURES: Final = ("number", "after_retry", "calls", "prompt_tokens", "completion_tokens", "cost_microusd")
-_OF_LANE: Final = ("number", "dead", "calls", "prompt_tokens", "completion_tokens", "cost_microusd")
+_PAID: Final = Paid._fields
+_FIGURES: Final = ("number", "after_retry", *_PAID)
+_OF_LANE: Final = ("number", "dead", *_PAID)
 _WHICH_OF_ROW: Final = itemgetter(*map(COLUMNS.index, ("job_id", "kind", "reason")))
 _KIND, _REASON = map(COLUMNS.index, ("kind", "reason"))
 _LANE_OF_ROW: Final = itemgetter(*map(COLUMNS.index, ("job_id", "lane")))
 _ATTEMPTS: Final = COLUMNS.index("attempts")
-_SUMMED: Final = tuple(map(COLUMNS.index, _FIGURES[2:]))
+_SUMMED: Final = tuple(map(COLUMNS.index, _PAID))
 
 _WHICH_BESIDE: Final = itemgetter("job_id", "generation", "doc_id", "answer")
 
-SECOND_ANSWER: Final = "second_answer"
-LANE_LEFT: Final = "lane_left"
 _CALLS, _CREATED = COLUMNS.index("calls"), COLUMNS.index("created_at")
 _STORED: Final = select(outcomes).where(
     *(outcomes.c[name] == bindparam(f"its_{name}") for name in ("job_id", "generation", "doc_id"))
+)
+
+_NOTED: Final = select(*(func.coalesce(func.sum(paid_beside.c[name]), 0) for name in _PAID)).where(
+    paid_beside.c.why == RETRIED,
+    *(paid_beside.c[name] == bindparam(f"its_{name}") for name in ("job_id", "generation", "doc_id")),
 )
 
 Which = tuple[str, ...]  # job, kind, reason ("" for results that were asked for); or job, lane
@@ -60,24 +71,41 @@ def add_rows(connection: Connection, rows: Iterable[OutcomeRow]) -> None:
     _add_to_lanes(connection, {which: _lane_sums(same) for which, same in of_lane.items()})
 
 
-def add_second_answers(connection: Connection, rows: Iterable[OutcomeRow]) -> None:
+def add_second_answers(connection: Connection, rows: Iterable[OutcomeRow], told: Mapping[ItemKey, Paid]) -> None:
     """Note those of ``rows``, which lost to outcomes that were there before, that were paid for and say something else: the
-    same outcome written again is no other answer."""
+    same outcome written again is no other answer. ``told``: what they say of earlier attempts, which is noted elsewhere."""
     found = list[dict[str, Any]]()
     for row in rows:
         if not row[_CALLS]:
             continue
         key = ItemKey(*row[:KEY_COLUMNS])
         stored = connection.execute(_STORED, {f"its_{name}": value for name, value in key._asdict().items()}).first()
-        if stored is not None and _said(stored) != _said(row):
-            spent = PaidBeside(key, *(row[place] or 0 for place in _SUMMED))
-            found.append(_beside(spent, sha256(repr(_said(row)).encode()).hexdigest()[:32], SECOND_ANSWER))
+        own = Paid(*(row[place] or 0 for place in _SUMMED)).beyond(told.get(key, Paid()))
+        if stored is None:  # its job was purged
+            add_spent(connection, key.job_id, generation=key.generation, kind=PURGED, documents=1, **own._asdict())
+        elif _said(stored) != _said(row):
+            answer = sha256(repr(_said(row)).encode()).hexdigest()[:32]
+            found.append(_beside(PaidBeside(key, *own), answer, SECOND_ANSWER))
     _insert_beside(connection, found)
 
 
+def add_retried(connection: Connection, spent: Iterable[tuple[str, PaidBeside]]) -> None:
+    """Note what attempts used up after which there is another one, each by its own name."""
+    _insert_beside(connection, [_beside(one, name, RETRIED) for name, one in spent])
+
+
 def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
-    """Note what attempts in a lane used up that its job has left before they came to an outcome."""
-    _insert_beside(connection, [_beside(one, f"lane-left-{one.calls}", LANE_LEFT) for one in spent])
+    """Note what attempts in a lane used up that its job has left before they came to an outcome, beyond what is noted. Where
+    their document has an outcome by now, that took in what was noted."""
+    rows = list[dict[str, Any]]()
+    for one in spent:
+        key = {f"its_{name}": value for name, value in one.key._asdict().items()}
+        if connection.execute(_STORED, key).first() is not None:
+            continue
+        beyond = Paid(*one[1:]).beyond(tuple(map(int, connection.execute(_NOTED, key).one())))
+        if any(beyond):
+            rows.append(_beside(PaidBeside(one.key, *beyond), f"lane-left-{one.calls}", LANE_LEFT))
+    _insert_beside(connection, rows)
 
 
 def add_beside(connection: Connection, spent: Iterable[PaidBeside], answer: str) -> None:
@@ -98,7 +126,7 @@ def _beside(spent: PaidBeside, answer: str, why: str) -> dict[str, Any]:
     return {
         **spent.key._asdict(), "answer": answer, "why": why, "calls": bounded_count(spent.calls),
         "prompt_tokens": bounded_figure(spent.prompt_tokens), "completion_tokens": bounded_figure(spent.completion_tokens),
-        "cost_microusd": bounded_figure(spent.cost_microusd), "at": time.time(),
+        "cost_microusd": bounded_figure(spent.cost_microusd), "unpriced": bounded_count(spent.unpriced), "at": time.time(),
     }  # fmt: skip
 
 
@@ -109,9 +137,10 @@ def _insert_beside(connection: Connection, rows: list[dict[str, Any]]) -> None:
         connection.execute(dialect.insert(paid_beside).on_conflict_do_nothing(), rows)
 
 
-def subtract(connection: Connection, job_id: str, *conditions: Any) -> int:
-    """Take the job's outcomes that fulfil ``conditions`` out of the tallies, as they are no longer visible; returns how many
-    they are."""
+def supersede(connection: Connection, job_id: str, generation: int) -> int:
+    """Take dead letters that ``generation`` replays out of the tallies, as they are no longer visible, and keep what they cost in
+    the job's account; returns how many they are."""
+    conditions = (outcomes.c.superseded_by == generation,)
     counted = connection.execute(grouped(outcomes.c.job_id == job_id, *conditions)).all()
     sums: dict[Which, list[int]] = {
         (job_id, row.kind, row.reason or ""): [-int(getattr(row, name)) for name in _FIGURES] for row in counted
@@ -119,6 +148,7 @@ def subtract(connection: Connection, job_id: str, *conditions: Any) -> int:
     _add(connection, sums)
     in_lanes = connection.execute(_grouped_by_lane(outcomes.c.job_id == job_id, *conditions)).all()
     _add_to_lanes(connection, {(job_id, row.lane): [-int(getattr(row, name)) for name in _OF_LANE] for row in in_lanes})
+    add_superseded(connection, job_id, generation, superseded_by(connection, job_id, generation))
     return sum(int(row.number) for row in counted)
 
 
@@ -130,7 +160,7 @@ def grouped(*conditions: Any) -> Query:
             outcomes.c.reason,
             func.count().label("number"),
             func.count().filter(outcomes.c.attempts > 1).label("after_retry"),
-            *(_total(outcomes.c[name]) for name in _FIGURES[2:]),
+            *(_total(outcomes.c[name]) for name in _PAID),
         )
         .where(*conditions)
         .group_by(outcomes.c.kind, outcomes.c.reason)
@@ -156,104 +186,71 @@ def tallied_of(job_ids: Sequence[str]) -> Query:
     )
 
 
-def beside_of(job_ids: Sequence[str]) -> Query:
-    """What was paid besides outcomes of several jobs, with `job_id`."""
-    of_jobs = beside(paid_beside.c.job_id.in_(job_ids))
-    return of_jobs.add_columns(paid_beside.c.job_id).group_by(paid_beside.c.job_id)
-
-
 @cache
-def tallied_by_lane() -> Query:
-    """Of one ``job``."""
+def tallied_by_lane() -> Any:
+    """Of one ``job``: its visible outcomes by the lane that answered, and what it has spent there besides."""
+    of_job: Any = bindparam("job")
+    visible = (lane_tallies.c[name].label(name) for name in ("lane", *_OF_LANE))
+    besides = (spending.c[name].label(name) for name in _PAID)
+    parts = union_all(
+        select(*visible).where(lane_tallies.c.job_id == of_job),
+        select(spending.c.lane, literal(0), literal(0), *besides).where(
+            spending.c.job_id == of_job, spending.c.lane != ""
+        ),
+    ).subquery()
     return (
-        select(lane_tallies.c.lane, *(_total(lane_tallies.c[name]) for name in _OF_LANE))
-        .where(lane_tallies.c.job_id == bindparam("job"))
-        .group_by(lane_tallies.c.lane)
-        .order_by(lane_tallies.c.lane)
+        select(parts.c.lane, *(_total(parts.c[name]) for name in _OF_LANE))
+        .group_by(parts.c.lane)
+        .order_by(parts.c.lane)
     )
 
 
 def lane_counts_from(rows: Sequence[Row[Any]]) -> list[LaneCounts]:
-    """Lanes all of whose outcomes were replayed since are left out."""
+    """Lanes where nothing is visible and nothing was spent are left out."""
     found = [[int(getattr(row, name)) for name in _OF_LANE] for row in rows]
     return [
-        LaneCounts(row.lane, number - dead, dead, *others)
-        for row, (number, dead, *others) in zip(rows, found, strict=True)
-        if number
+        LaneCounts(row.lane, number - dead, dead, *paid)
+        for row, (number, dead, *paid) in zip(rows, found, strict=True)
+        if number or any(paid)
     ]
 
 
-def beside(*conditions: Any) -> Query:
-    """What was paid besides outcomes, by why."""
-    return (
-        select(
-            paid_beside.c.why,
-            func.count(paid_beside.c.doc_id.distinct()).label("number"),
-            *(_total(paid_beside.c[name]) for name in _FIGURES[2:]),
-        )
-        .where(*conditions)
-        .group_by(paid_beside.c.why)
-    )
-
-
-@cache
-def beside_job() -> Query:
-    """Of one ``job``. Built once, as ``tallied``."""
-    return beside(paid_beside.c.job_id == bindparam("job"))
-
-
-def counts_from(rows: Sequence[Row[Any]], paid: Sequence[Row[Any]] = ()) -> Counts:
-    """``paid``: what ``beside`` has found."""
+def counts_from(rows: Sequence[Row[Any]], rest: Sequence[Row[Any]] = ()) -> Counts:
+    """``rest``: what is in the account besides, as ``account.rest_of_job`` finds it."""
     dead = {row.reason: int(row.number) for row in rows if row.kind == DEAD and row.number}
     results = [row for row in rows if row.kind != DEAD]
     asked = [row for row in rows if row.kind == DEAD or not row.reason]  # the others show the tokens of another's call
     reused = [row for row in results if row.reason and row.number]
+    tokens = _added(asked)
+    visible = _added(rows)._replace(prompt_tokens=tokens.prompt_tokens, completion_tokens=tokens.completion_tokens)
+    whole = visible.plus(_added(rest))
+    second = [row for row in rest if row.why == SECOND_ANSWER]
     return Counts(
         succeeded=sum(int(row.number) for row in results),
         succeeded_after_retry=sum(int(row.after_retry) for row in results),
         dead=sum(dead.values()),
         dead_by_reason=dead,
-        calls=sum(int(row.calls) for row in (*rows, *paid)),
-        prompt_tokens=sum(int(row.prompt_tokens) for row in (*asked, *paid)),
-        completion_tokens=sum(int(row.completion_tokens) for row in (*asked, *paid)),
-        cost_microusd=sum(int(row.cost_microusd) for row in (*rows, *paid)),
+        **whole._asdict(),
+        visible=visible,
+        beside=_added([row for row in rest if not row.of_lane]),
+        by_kind={why: _added([row for row in rest if row.why == why]) for why in {row.why for row in rest}},
         reused={row.reason: int(row.number) for row in reused},
         reused_tokens={row.reason: (int(row.prompt_tokens), int(row.completion_tokens)) for row in reused},
-        answered_twice=sum(int(row.number) for row in paid if row.why == SECOND_ANSWER),
-        twice_microusd=sum(int(row.cost_microusd) for row in paid if row.why == SECOND_ANSWER),
-        beside=Beside(*(sum(int(getattr(row, name)) for row in paid) for name in Beside._fields)),
+        answered_twice=sum(int(row.number) for row in second),
+        twice_microusd=sum(int(row.cost_microusd) for row in second),
     )
+
+
+def _added(rows: Sequence[Row[Any]]) -> Paid:
+    return Paid(*(sum(int(getattr(row, name)) for row in rows) for name in _PAID))
 
 
 def _add(connection: Connection, sums: Mapping[Which, list[int]]) -> None:
-    _grow(connection, tallies, ("job_id", "kind", "reason"), _FIGURES, sums)
+    grow(connection, tallies, ("job_id", "kind", "reason"), _FIGURES, sums)
 
 
 def _add_to_lanes(connection: Connection, sums: Mapping[tuple[str, str], list[int]]) -> None:
-    _grow(connection, lane_tallies, ("job_id", "lane"), _OF_LANE, sums)
-
-
-def _grow(
-    connection: Connection, table: Table, of: tuple[str, ...], figures: tuple[str, ...], sums: Mapping[Any, list[int]]
-) -> None:
-    if not sums:
-        return
-    on_sqlite = connection.dialect.name == "sqlite"
-    shard = 0 if on_sqlite else os.getpid() % SHARDS
-    rows = [
-        {"shard": shard, **dict(zip(of, which, strict=True)), **dict(zip(figures, more, strict=True))}
-        for which, more in sorted(sums.items())
-    ]
-    connection.execute(_growing(on_sqlite, table, of, figures), rows)
-
-
-@cache
-def _growing(on_sqlite: bool, table: Table, of: tuple[str, ...], figures: tuple[str, ...]) -> Any:
-    """The statement, built once: building it costs more than running it."""
-    new = (sqlite if on_sqlite else postgresql).insert(table)
-    return new.on_conflict_do_update(
-        index_elements=["shard", *of], set_={name: table.c[name] + new.excluded[name] for name in figures}
-    )
+    grow(connection, lane_tallies, ("job_id", "lane"), _OF_LANE, sums)
 
 
 def _sums(rows: Sequence[OutcomeRow]) -> list[int]:
@@ -280,7 +277,7 @@ def _grouped_by_lane(*conditions: Any) -> Query:
             outcomes.c.lane,
             func.count().label("number"),
             func.count().filter(is_dead).label("dead"),
-            *(func.coalesce(func.sum(outcomes.c[name]).filter(asked), 0).label(name) for name in _OF_LANE[2:]),
+            *(func.coalesce(func.sum(outcomes.c[name]).filter(asked), 0).label(name) for name in _PAID),
         )
         .where(*conditions, outcomes.c.lane.is_not(None))
         .group_by(outcomes.c.lane)

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock_ledger.model import JobState
 from penstock_producer.producer import JobStatus
-from penstock_producer.reporting.prices import known_cost
+from penstock_producer.reporting.prices import money_of
 
 __all__ = ["POLL_S", "failure_of", "summary_of"]
 
@@ -16,12 +16,11 @@ POLL_S = 15.0  # between looks at a job; each is one query
 def summary_of(status: JobStatus) -> dict[str, Any]:
     """JSON of a bounded size: no document's text is in it."""
     counts = status.counts
-    cost_usd = known_cost(counts.cost_microusd / 1e6, counts.prompt_tokens + counts.completion_tokens)
     return {
         "job_id": status.job.job_id, "job_key": status.job.job_key, "state": str(status.job.state),
         "reason": status.job.reason, "total": status.job.total, "succeeded": counts.succeeded, "dead": counts.dead,
         "dead_by_reason": dict(counts.dead_by_reason), "prompt_tokens": counts.prompt_tokens,
-        "completion_tokens": counts.completion_tokens, "cost_usd": cost_usd,
+        "completion_tokens": counts.completion_tokens, "cost_usd": money_of(counts).usd,
     }  # fmt: skip
 
 

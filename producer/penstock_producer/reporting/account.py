@@ -11,7 +11,7 @@ from penstock_producer.job.lanes import packs
 from penstock_producer.reporting import money
 from penstock_producer.reporting.changes import saved_tokens
 from penstock_producer.reporting.lanes import lanes_of
-from penstock_producer.reporting.money import MICRO
+from penstock_producer.reporting.prices import MICRO, Money, money_of
 from penstock_producer.reporting.reasons import retried_by_reason, retries
 from penstock_producer.tally import Tally
 
@@ -55,7 +55,7 @@ class Report:
     rate_limited: int
     prompt_tokens: int
     completion_tokens: int
-    cost_usd: float | None  # None: of some of it no price is known
+    cost_usd: float | None  # spent, over all generations and lanes; None: of some of it no price is known
     seconds: float  # of work: pauses between two runs of the same job do not count
     items_per_second: float
     dead_by_reason: dict[str, int]
@@ -78,10 +78,19 @@ class Report:
     saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0))
     batches: BatchesCreated | None = None  # None: its documents went into none
     prompt_sizes: PromptTokens | None = None  # None: the rows of the job were not read for this form of the report
+    known_usd: float = 0.0  # `cost_usd` without that of which no price is known
+    visible_usd: float | None = None  # of `cost_usd`: what the outcomes took that are visible now
+    spent_besides: dict[str, float] = field(
+        default_factory=dict
+    )  # of `known_usd`: the rest, by why it is in no outcome
 
     @property
     def finished(self) -> int:
         return self.succeeded + self.dead
+
+    @property
+    def money(self) -> Money:
+        return Money(self.known_usd, self.cost_usd is not None)
 
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)
@@ -113,7 +122,8 @@ def build(
     spent = seconds if seconds is not None else (job.finished_at or time.time()) - job.created_at
     finished = counts.succeeded + counts.dead
     combinations = list(made_with)
-    cost_usd = None if any(map(money.is_unpriced, combinations)) else round(counts.cost_microusd / MICRO, 6)
+    is_priced = not any(map(money.is_unpriced, combinations))
+    spent_usd = money_of(counts, is_priced=is_priced)
     tally, lane = Tally.of_pin(job.source), job.lane
     by_lane = money.by_lane(counts, lanes, None if job.moves else lane, combinations)
     saved = money.saved(counts, by_lane, combinations)
@@ -130,7 +140,7 @@ def build(
         rate_limited=stats.get("rate_limited", 0),
         prompt_tokens=counts.prompt_tokens,
         completion_tokens=counts.completion_tokens,
-        cost_usd=cost_usd,
+        cost_usd=spent_usd.usd,
         seconds=round(spent, 3),
         items_per_second=round(finished / spent, 2) if spent > 0 else 0.0,
         dead_by_reason=dict(sorted(counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0]))),
@@ -147,6 +157,9 @@ def build(
         cached=counts.reused.get("cache", 0),
         answered_twice=counts.answered_twice,
         twice_cost_usd=round(counts.twice_microusd / MICRO, 6),
+        known_usd=spent_usd.known_usd,
+        visible_usd=money_of(counts.visible, is_priced=is_priced).usd,
+        spent_besides={why: round(paid.cost_microusd / MICRO, 6) for why, paid in sorted(counts.by_kind.items())},
         lanes=lanes_of(moves),
         cost_by_lane=by_lane,
         saved=saved,

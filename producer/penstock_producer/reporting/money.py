@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock_ledger.model import Paid
 from penstock_producer.accepting.estimates import MTOK
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.reporting.prices import MICRO, Money, money_of
 
 __all__ = [
     "MICRO",
@@ -19,8 +21,6 @@ __all__ = [
     "is_unpriced",
     "saved",
 ]
-
-MICRO: Final = 1_000_000
 
 if TYPE_CHECKING:
     from penstock_ledger import MadeWith
@@ -37,7 +37,12 @@ class LaneCost(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cost_usd: float | None
+    known_usd: float = 0.0  # the same without that
     besides: bool = False  # of what has no lane: paid besides outcomes; else outcomes that no lane is noted of
+
+    @property
+    def money(self) -> Money:
+        return Money(self.known_usd, self.cost_usd is not None)
 
     @property
     def documents(self) -> int:
@@ -100,20 +105,32 @@ def _rest(counts: Counts, lanes: Sequence[LaneCounts]) -> list[int]:
     """Both are read one after the other, and documents end in between."""
     whole = (
         counts.succeeded, counts.dead, counts.calls, counts.prompt_tokens, counts.completion_tokens, counts.cost_microusd,
+        counts.unpriced,
     )  # fmt: skip
     known = [sum(column) for column in zip(*(_figures(one) for one in lanes), strict=True)] or [0] * len(whole)
     return [max(0, figure - of_lanes) for figure, of_lanes in zip(whole, known, strict=True)]
 
 
 def _figures(one: LaneCounts) -> list[int]:
-    return [one.succeeded, one.dead, one.calls, one.prompt_tokens, one.completion_tokens, one.cost_microusd]
+    return [
+        one.succeeded,
+        one.dead,
+        one.calls,
+        one.prompt_tokens,
+        one.completion_tokens,
+        one.cost_microusd,
+        one.unpriced,
+    ]
 
 
 def _lane_cost(lane: str | None, figures: Sequence[int], made_with: Sequence[MadeWith]) -> LaneCost:
-    succeeded, dead, calls, prompt, completion, microusd = figures
-    is_unknown = any(is_unpriced(one) for one in made_with if lane == one.lane or (lane is None and calls))
-    cost = None if is_unknown else round(microusd / MICRO, 6)
-    return LaneCost(lane, succeeded, dead, calls, prompt, completion, cost)
+    succeeded, dead, *paid = figures
+    sums = Paid(*paid)
+    unpriced = any(is_unpriced(one) for one in made_with if lane == one.lane or (lane is None and sums.calls))
+    money = money_of(sums, is_priced=not unpriced)
+    return LaneCost(
+        lane, succeeded, dead, sums.calls, sums.prompt_tokens, sums.completion_tokens, money.usd, money.known_usd
+    )
 
 
 def _by_discount(lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> float | None:

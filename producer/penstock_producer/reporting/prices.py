@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock_producer.reporting.text import usd
 
-__all__ = ["known_cost", "known_from", "per_million", "spent", "usd_or_unknown"]
+__all__ = ["Money", "known_from", "money_of", "per_million", "together", "usd_of_outcome", "usd_or_unknown"]
 
 if TYPE_CHECKING:
+    from penstock_ledger.model import DeadLetter, Result
     from penstock_producer.prices.token_prices import ModelPrices
 
 UNKNOWN = "unknown"
+MICRO = 1_000_000
 
 
 def per_million(per_input: float, per_output: float) -> str:
@@ -27,11 +30,53 @@ def usd_or_unknown(amount: float | None) -> str:
     return UNKNOWN if amount is None else usd(amount)
 
 
-def known_cost(amount: float, tokens: int) -> float | None:
-    """Tokens that have cost nothing were answered without a known price: that is None, not 0."""
-    return None if tokens and not amount else amount
+class Money(NamedTuple):
+    """What was spent, as far as prices are known."""
+
+    known_usd: float
+    is_whole: bool  # whether a price is known of all of it
+
+    @property
+    def usd(self) -> float | None:
+        """For programs: None where a part is not known."""
+        return self.known_usd if self.is_whole else None
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        if self.is_whole:
+            return usd(self.known_usd)
+        return f"at least {usd(self.known_usd)} (some prices unknown)" if self.known_usd else UNKNOWN
 
 
-def spent(amount: float, tokens: int) -> str:
-    """The same in words."""
-    return usd_or_unknown(known_cost(amount, tokens))
+class Spent(Protocol):
+    """Sums of payments, as accounts have them."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def cost_microusd(self) -> int: ...
+    @property
+    def unpriced(self) -> int: ...
+
+
+def money_of(spent: Spent, *, is_priced: bool = True) -> Money:
+    """Return what was spent. Tokens that cost nothing were answered without a known price, by a release that did not say so.
+    ``is_priced`` False: the caller knows that some of it has no price."""
+    tokens, cost = spent.prompt_tokens + spent.completion_tokens, spent.cost_microusd
+    return Money(round(cost / MICRO, 6), is_priced and not spent.unpriced and not (tokens and not cost))
+
+
+def together(parts: Iterable[Money]) -> Money:
+    """Return their sum; nothing is a sum of nothing."""
+    every = list(parts)
+    return Money(round(sum(one.known_usd for one in every), 6), all(one.is_whole for one in every))
+
+
+def usd_of_outcome(outcome: Result | DeadLetter) -> float | None:
+    """Return what the answers to a document cost; None where no price is known of one of them."""
+    cost, tokens = outcome.cost_microusd, (outcome.prompt_tokens or 0) + (outcome.completion_tokens or 0)
+    is_unknown = bool(tokens and not cost) if outcome.unpriced is None else outcome.unpriced > 0
+    return None if is_unknown and outcome.calls else cost / MICRO

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock_producer.reporting.prices import UNKNOWN, per_million, usd_or_unknown
+from penstock_producer.reporting.prices import UNKNOWN, Money, per_million, usd_or_unknown
 from penstock_producer.reporting.text import argument, count, counted, duration, one_line, safe, usd
 
 __all__ = [
     "REASONS_SHOWN",
     "Reason",
     "batches_line",
+    "besides_lines",
     "counted_batches",
     "lane_lines",
     "lane_name",
@@ -60,13 +61,29 @@ def lane_lines(lanes: Sequence[LaneCost]) -> Iterator[str]:
     """What each lane answered, where there was more than one."""
     for one in lanes if len(lanes) > 1 else ():
         name = lane_name(one) if one.lane is None else f"lane {lane_name(one)}"
-        yield f"{name}: {counted(one.documents, 'document')}, {usd_or_unknown(one.cost_usd)}"
+        yield f"{name}: {counted(one.documents, 'document')}, {one.money.words}"
 
 
 def lane_name(one: LaneCost) -> str:
     if one.besides:
         return "besides, in lanes that the job has left"
     return "without a lane (refused or cancelled, or of an earlier release)" if one.lane is None else safe(one.lane)
+
+
+def besides_lines(report: Report) -> Iterator[str]:
+    """What of the money is in no visible outcome, so that nobody looks for it there."""
+    for kind, words in _BESIDES.items():
+        if kind in report.spent_besides:
+            yield f"of it {Money(report.spent_besides[kind], True).words} for {words}"
+
+
+_BESIDES: Final = {
+    "superseded": "dead letters that were replayed since",
+    "unread": "answers of lost batches, which nobody has read",
+    "retried": "attempts at documents that are not finished",
+    "waiting": "documents that wait for another batch",
+    "forgotten": "attempts that were made again, as Redis had lost them",
+}
 
 
 def twice_line(report: Report) -> Iterator[str]:

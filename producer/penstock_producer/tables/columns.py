@@ -15,6 +15,7 @@ import orjson
 from penstock_ledger import storable
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.job.endpoints import EMBEDDINGS
+from penstock_producer.reporting.prices import usd_of_outcome
 from penstock_producer.tables.answers import parsed, text_of, vectors_of
 
 __all__ = ["Column", "Kind", "Row", "Table"]
@@ -29,7 +30,6 @@ _INT64: Final = 2**63
 _REFERENCES_FOLLOWED: Final = 8  # from one part of a schema to the next
 _KINDS: Final[dict[str, Kind]] = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean"}
 _JSON_TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-_MICRO: Final = 1_000_000
 
 
 class Column(NamedTuple):
@@ -80,7 +80,7 @@ class Table:
     def row(self, outcome: Result | DeadLetter) -> Row:
         """``outcome`` as stored: embeddings need not become JSON first."""
         tokens = (outcome.prompt_tokens, outcome.completion_tokens)
-        figures = (*tokens, outcome.cost_microusd / _MICRO, outcome.latency_ms, outcome.attempts)
+        figures = (*tokens, usd_of_outcome(outcome), outcome.latency_ms, outcome.attempts)
         key = outcome.key
         if isinstance(outcome, DeadLetter):
             return [

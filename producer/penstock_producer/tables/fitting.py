@@ -20,7 +20,7 @@ __all__ = ["Fit", "fit_of"]
 
 NAMES_SHOWN: Final = 12  # columns in an error
 _PGVECTOR: Final = ("vector", "halfvec")
-_NEVER_NULL: Final = {ID, "status", "cost_usd", "latency_ms", "attempts", "generation"}
+_NEVER_NULL: Final = {ID, "status", "latency_ms", "attempts", "generation"}
 _TIMES: Final = (Date, DateTime, Time, Interval)
 # Types of SQL that cannot take a kind, as far as reflection tells them; the database has the last word before the job starts.
 _UNFIT: Final[dict[Kind, tuple[type[Any], ...]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -50,8 +51,8 @@ def _in_words_of(write_error: Dialect, handler: Handler) -> Handler:
 
 
 async def download(shop: BatchShop, request: web.Request, batch: Batch, path: Path) -> web.StreamResponse:
-    """Results: whole, broken off, or as long as a provider has written them. Ranges are answered, so a download can go on where it
-    ended. Raises Refused."""
+    """Send results: whole, broken off, or as long as a provider has written them. Ranges are answered, so a download can go on
+    where it ended. Raises Refused."""
     is_whole = shop.read(batch, path.name)
     if shop.strikes("download", shop.config.batch_cut_share):
         return await _broken_off(request, path)
@@ -63,9 +64,9 @@ async def download(shop: BatchShop, request: web.Request, batch: Batch, path: Pa
 
 async def _broken_off(request: web.Request, path: Path) -> web.StreamResponse:
     """The first half of a file; then the connection ends."""
-    size = path.stat().st_size
     response = web.StreamResponse()
-    response.content_length = size
+    with path.open("rb") as file:
+        response.content_length = size = os.fstat(file.fileno()).st_size
     await response.prepare(request)
     await _send(response, path, size // 2)
     if request.transport is not None:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from penstock_ledger import ItemKey, Keep
+from penstock_ledger.model import Paid
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import Flow
@@ -83,6 +84,13 @@ class Item(Struct, eq=False):
         """What answers to this item cost, in earlier attempts and in this one."""
         earlier = self.delivery.headers.get(SPENT_HEADER)
         return self.spent if earlier is None else self.spent.plus(spent_before(earlier))
+
+    @property
+    def paid_before(self) -> Paid:
+        """What the message tells of earlier attempts; nothing where none was paid for."""
+        earlier = self.delivery.headers.get(SPENT_HEADER)
+        before = NOTHING_SPENT if earlier is None else spent_before(earlier)
+        return before.paid(self.calls_in_all - self.calls) if any(before) else Paid()
 
     def mark(self, name: Mark) -> None:
         if self.marks is not None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock_ledger.model import Paid
+
 MOST_SPENT = 10**15  # of one item: what a message says beyond that is not believed
-_SUMS = 3  # of the header in every message; repairs and fallbacks follow where there are any
+_SUMS = 3  # of the header in every message; repairs and fallbacks follow where there are any, then what has no price
+_AGAIN = 5
 
 
 class Spent(NamedTuple):
@@ -16,6 +19,7 @@ class Spent(NamedTuple):
     cost_microusd: int = 0
     repairs: int = 0  # requests that showed the model what was wrong with its answer
     fallbacks: int = 0  # models that were given up; the next of the job's `fallback` is asked
+    unpriced: int = 0  # answers of which no price is known: the cost is that of the others
 
     def plus(self, other: Spent) -> Spent:
         return Spent(*(one + another for one, another in zip(self, other, strict=True)))
@@ -25,8 +29,14 @@ class Spent(NamedTuple):
 
     @property
     def as_header(self) -> tuple[int, ...]:
-        """As a message carries it: workers of earlier releases know the three sums alone."""
-        return self if self.repairs or self.fallbacks else self[:_SUMS]
+        """As a message carries it: workers of earlier releases know the three sums, or five."""
+        if self.unpriced:
+            return self
+        return self[:_AGAIN] if self.repairs or self.fallbacks else self[:_SUMS]
+
+    def paid(self, calls: int) -> Paid:
+        """As the job's account has it."""
+        return Paid(calls, self.prompt_tokens, self.completion_tokens, self.cost_microusd, self.unpriced)
 
 
 NOTHING_SPENT = Spent()
@@ -34,7 +44,11 @@ NOTHING_SPENT = Spent()
 
 def spent_before(header: object) -> Spent:
     """What the header of a message says that earlier attempts used up; headers come from outside."""
-    if not isinstance(header, list) or len(header) not in (_SUMS, len(NOTHING_SPENT)) or not all(map(_is_sum, header)):
+    if (
+        not isinstance(header, list)
+        or len(header) not in (_SUMS, _AGAIN, len(NOTHING_SPENT))
+        or not all(map(_is_sum, header))
+    ):
         return NOTHING_SPENT
     return Spent(*header)
 

@@ -57,7 +57,11 @@ RATE_LIMITED = _worker(
 CALLS = _worker("penstock_calls_total", "Requests sent, failed ones included.", "lane", "provider")
 TOKENS = _worker("penstock_tokens_total", "Tokens of finished items.", "lane", "provider", "direction", unit="tokens")
 COST = _worker(
-    "penstock_cost_usd_total", "Cost of finished items by the configured prices.", "lane", "provider", unit="USD"
+    "penstock_cost_usd_total",
+    "Cost of finished items, as far as prices are known; absent where none is.",
+    "lane",
+    "provider",
+    unit="USD",
 )
 CALL_SECONDS = Metric(
     "penstock_call_seconds", "histogram", "Time from sending a request to its complete answer, of finished items.",
@@ -144,7 +148,7 @@ QUEUE_WAIT = _worker("penstock_engine_wait_seconds", "Recent mean time in the en
 PROMPT_RATE = _worker("penstock_engine_prompt_tokens_per_second", "Recent rate of prompt tokens computed.", "lane")
 GENERATION_RATE = _worker("penstock_engine_generation_tokens_per_second", "Recent rate of tokens generated.", "lane")
 ENGINE_BUSY = _worker(
-    "penstock_engine_busy_seconds_total", "Time in which the worker computed at least one item; counted where it has a price.",
+    "penstock_engine_busy_seconds_total", "Time in which the worker computed at least one item.",
     "lane", unit="seconds",
 )  # fmt: skip
 ENGINE_COST = _worker(

@@ -1,5 +1,5 @@
-"""What jobs have spent that no visible outcome says, kept when dead letters are replayed, batches are lost and jobs purged; and
-how many answers no price is known of.
+"""Keep what jobs have spent that no visible outcome says, through replays, lost batches and purges, and count the answers of
+which no price is known.
 
 Processes of the release before go on beside it: what they settle is in the tallies, which the account adds up with this table. A
 replay of theirs lacks its row here until a newer process sees the job, see ``stores/account.py``.
@@ -40,6 +40,30 @@ def upgrade() -> None:
     for table in COUNTED:
         op.add_column(table, sa.Column("unpriced", sa.BigInteger(), nullable=False, server_default=sa.text("0")))
     _keep_replayed()
+    _show_known_costs()
+
+
+def _show_known_costs() -> None:
+    """For readers of other tools: what no price is known of has no cost."""
+    _make_views(
+        "CASE WHEN unpriced > 0 OR (unpriced IS NULL AND calls > 0 AND cost_microusd = 0)"
+        " THEN NULL ELSE cost_microusd END AS cost_microusd"
+    )
+
+
+def _make_views(cost: str) -> None:
+    common = f"prompt_tokens, completion_tokens, {cost}, latency_ms"
+    for view in ("results", "dead_letters"):
+        op.execute(f"DROP VIEW {view}")
+    op.execute(
+        "CREATE VIEW results AS SELECT job_id, generation, doc_id, status_code, request_id, model, finish_reason,"  # noqa: S608
+        f" {common}, attempts, calls, created_at, body FROM outcomes WHERE kind = 'result' AND superseded_by IS NULL"
+    )
+    op.execute(
+        "CREATE VIEW dead_letters AS SELECT job_id, generation, doc_id, reason, attempts, calls, last_error, status_code,"  # noqa: S608
+        f" line, {common}, created_at, request, body AS response FROM outcomes"
+        " WHERE kind = 'dead' AND superseded_by IS NULL"
+    )
 
 
 def _keep_replayed() -> None:
@@ -53,6 +77,7 @@ def _keep_replayed() -> None:
 
 
 def downgrade() -> None:
+    _make_views("cost_microusd")
     for table in (*COUNTED, "outcomes"):
         op.drop_column(table, "unpriced")
     op.drop_table("spending")

@@ -20,9 +20,10 @@ from penstock_ledger.provider_batch import (
     ProviderBatch,
 )
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import batch_remainders, jobs, paid_beside, tallies
+from penstock_ledger.sql.tables import batch_remainders, jobs
 from penstock_ledger.sql.tables import provider_batch_ids as ids
 from penstock_ledger.sql.tables import provider_batches as table
+from penstock_ledger.stores.account import cost_of_jobs
 
 SUMS_MAX: Final = 200  # kinds of provider batches that a job is summed up by
 TROUBLES_MAX: Final = 1_000  # batches of a job whose troubles are summed up
@@ -62,10 +63,8 @@ class BatchFigures:
         return int(self._db.read(lambda connection: connection.execute(held_beside(batch)).scalar_one()))
 
     def spent(self, job_id: str) -> int:
-        """Millionths of a dollar that a job has paid for documents with an outcome, and for those that wait for another batch."""
-        return self._db.read(
-            lambda connection: int(sum(connection.execute(query).scalar_one() for query in _spent(job_id)))
-        )
+        """Millionths of a dollar that are in the job's account."""
+        return self._db.read(lambda connection: cost_of_jobs(connection, [job_id]))
 
     def may_cost(self, job_id: str) -> dict[str, int]:
         """The most that each batch of a job which may be at its provider costs, by their tags. None is settled."""
@@ -228,14 +227,6 @@ def held_beside(batch: ProviderBatch) -> Any:
         table.c.tag != batch.tag,
     )
     return select(func.coalesce(func.sum(table.c.tokens), 0)).where(*at_provider)
-
-
-def _spent(job_id: str) -> tuple[Any, ...]:
-    """By documents with an outcome, by those that wait for another batch, and what was paid besides."""
-    tables = (tallies, batch_remainders, paid_beside)
-    return tuple(
-        select(func.coalesce(func.sum(one.c.cost_microusd), 0)).where(one.c.job_id == job_id) for one in tables
-    )
 
 
 def batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
 
 from penstock_ledger.errors import BatchLost
-from penstock_ledger.model import DeadLetter, Feed, ItemKey, PaidBeside, Result
+from penstock_ledger.model import DeadLetter, Feed, ItemKey, Paid, PaidBeside, Result
 from penstock_ledger.provider_batch import (
     BatchState,
     NewProviderBatch,
@@ -24,11 +24,11 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import provider_batch_ids as kept_ids
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
-from penstock_ledger.stores.account import UNREAD, add_spent
+from penstock_ledger.stores.account import UNREAD, WAITED, add_spent, take_out_told
 from penstock_ledger.stores.batches.figures import IS_OPEN, BatchFigures, batch_of, held_beside
-from penstock_ledger.stores.batches.remainders import claim, forget, move, put_back, take_waiting
+from penstock_ledger.stores.batches.remainders import claim, move, put_back, take_waiting
 from penstock_ledger.stores.feeds import FeedStore
-from penstock_ledger.stores.outcomes import OutcomeStore
+from penstock_ledger.stores.outcomes import NOTHING_TOLD, OutcomeStore
 from penstock_ledger.stores.spool import mark_fed
 from penstock_ledger.stores.tallies import add_beside
 
@@ -255,22 +255,23 @@ class ProviderBatchStore(BatchFigures):
         letters: Sequence[DeadLetter],
         left: Sequence[Remainder],
         beside: Sequence[PaidBeside] = (),
+        told: Mapping[ItemKey, Paid] = NOTHING_TOLD,
     ) -> set[ItemKey]:
         """What documents of a batch came to, in one transaction: outcomes, those that wait for another batch, and what was
-        paid ``beside`` for those whose job has left the lane. Returns the keys that had an outcome before. Doing it again
-        changes nothing."""
-        done = [*(one.key for one in results), *(one.key for one in letters)]
+        paid ``beside`` for those whose job has left the lane. ``told``: what outcomes say of earlier attempts. Returns the keys
+        that had an outcome before. Doing it again changes nothing."""
 
         def also(connection: Connection) -> None:
-            forget(connection, done)
             put_back(connection, tag, left)
             add_beside(connection, beside, f"batch-{tag}")
 
-        return OutcomeStore(self._db, self._lane).settle(results, letters, also=also)
+        store = OutcomeStore(self._db, self._lane)
+        return store.settle(results, letters, told=told, from_batches=True, also=also)
 
     def forget(self, keys: Collection[ItemKey]) -> None:
         """These remainders have got an outcome elsewhere."""
-        self._db.write(lambda connection: forget(connection, keys))
+        told = dict.fromkeys(keys, Paid())
+        self._db.write(lambda connection: take_out_told(connection, told, remainders=True))
 
     def passed_on(self, keys: Collection[ItemKey]) -> None:
         """These remainders are in another lane by now, whose outcomes say nothing of what batches have cost before: that is
@@ -278,7 +279,7 @@ class ProviderBatchStore(BatchFigures):
 
         def write(connection: Connection) -> None:
             for one in take_waiting(connection, keys):
-                add_beside(connection, [_cost_of(one)] if one.cost_microusd or one.prompt_tokens else [], _waited(one))
+                add_beside(connection, [_cost_of(one)] if any(_cost_of(one)[2:]) else [], _waited(one))
 
         self._db.write(write)
 
@@ -329,8 +330,8 @@ _OF_NEW: Final = tuple(NewProviderBatch.__dataclass_fields__)
 
 def _cost_of(one: Remainder) -> PaidBeside:
     """Its calls are in its message, which counts its tries."""
-    return PaidBeside(one.key, 0, one.prompt_tokens, one.completion_tokens, one.cost_microusd)
+    return PaidBeside(one.key, 0, one.prompt_tokens, one.completion_tokens, one.cost_microusd, one.unpriced)
 
 
 def _waited(one: Remainder) -> str:
-    return f"waited-{one.calls}-{one.cost_microusd}"
+    return f"{WAITED}{one.calls}-{one.cost_microusd}"

@@ -18,6 +18,7 @@ from penstock_ledger.provider_batch import Remainder, Waiting
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import batch_remainders as table
 from penstock_ledger.stored_values import bounded_count, bounded_figure
+from penstock_ledger.stores.account import by_feed
 from penstock_ledger.stores.outcome_insert import terminal_keys
 
 IDS_MAX: Final = 500  # per statement
@@ -33,7 +34,7 @@ _AGAIN: Final = (
     .values(
         tag=None, attempts=bindparam("now_attempts"), calls=bindparam("now_calls"), prompt_tokens=bindparam("now_in"),
         completion_tokens=bindparam("now_out"), cost_microusd=bindparam("now_cost"), reason=bindparam("why"),
-        since=bindparam("now"), most=bindparam("now_most"),
+        since=bindparam("now"), most=bindparam("now_most"), unpriced=table.c.unpriced + bindparam("more_unpriced"),
     )
 )  # fmt: skip
 
@@ -57,7 +58,7 @@ class RemainderStore:
     def elsewhere(self, keys: Collection[ItemKey], tag: str) -> set[ItemKey]:
         """Those of ``keys`` that wait, or that another batch than ``tag`` has by now."""
         found = set[ItemKey]()
-        for (job_id, generation), docs in _by_feed(keys).items():
+        for (job_id, generation), docs in by_feed(keys).items():
             query = select(table.c.doc_id).where(table.c.job_id == job_id, table.c.generation == generation)
             query = query.where(or_(table.c.tag.is_(None), table.c.tag != tag))
             for start in range(0, len(docs), IDS_MAX):
@@ -124,18 +125,10 @@ def put_back(connection: Connection, tag: str, left: Sequence[Remainder]) -> Non
         connection.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
 
 
-def forget(connection: Connection, keys: Iterable[ItemKey]) -> None:
-    """These documents have their outcomes, as part of the transaction that writes them."""
-    for (job_id, generation), docs in _by_feed(keys).items():
-        of_feed = delete(table).where(table.c.job_id == job_id, table.c.generation == generation)
-        for start in range(0, len(docs), IDS_MAX):
-            connection.execute(of_feed.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])))
-
-
 def take_waiting(connection: Connection, keys: Iterable[ItemKey]) -> list[Remainder]:
     """Those of ``keys`` that are in no batch, whose rows go, as part of a larger transaction."""
     taken: list[Remainder] = []
-    for (job_id, generation), docs in _by_feed(keys).items():
+    for (job_id, generation), docs in by_feed(keys).items():
         of_feed = delete(table).where(table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None))
         for start in range(0, len(docs), IDS_MAX):
             some = of_feed.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])).returning(*table.c)
@@ -148,19 +141,13 @@ def move(connection: Connection, from_tag: str, to_tag: str | None) -> None:
     connection.execute(_MOVE, {"from_tag": from_tag, "to_tag": to_tag})
 
 
-def _by_feed(keys: Iterable[ItemKey]) -> dict[tuple[str, int], list[str]]:
-    feeds: dict[tuple[str, int], list[str]] = {}
-    for job_id, generation, doc_id in keys:
-        feeds.setdefault((job_id, generation), []).append(doc_id)
-    return feeds
-
-
 def _again(one: Remainder, tag: str, now: float) -> dict[str, Any]:
     return {
         "job": one.key.job_id, "nth": one.key.generation, "doc": one.key.doc_id, "from_tag": tag,
         "now_attempts": bounded_count(one.attempts), "now_calls": bounded_count(one.calls),
         "now_in": bounded_figure(one.prompt_tokens), "now_out": bounded_figure(one.completion_tokens),
         "now_cost": bounded_figure(one.cost_microusd), "why": one.reason, "now": now, "now_most": one.most,
+        "more_unpriced": bounded_count(one.unpriced),
     }  # fmt: skip
 
 
@@ -170,11 +157,12 @@ def _row(one: Remainder, now: float) -> dict[str, Any]:
         "tag": None, "attempts": bounded_count(one.attempts), "calls": bounded_count(one.calls),
         "prompt_tokens": bounded_figure(one.prompt_tokens), "completion_tokens": bounded_figure(one.completion_tokens),
         "cost_microusd": bounded_figure(one.cost_microusd), "reason": one.reason, "since": now, "most": one.most,
+        "unpriced": bounded_count(one.unpriced),
     }  # fmt: skip
 
 
 def _remainder_of(row: Row[Any]) -> Remainder:
     return Remainder(
         ItemKey(row.job_id, row.generation, row.doc_id), row.position, row.attempts, row.calls, row.prompt_tokens,
-        row.completion_tokens, row.cost_microusd, row.reason, row.most,
+        row.completion_tokens, row.cost_microusd, row.reason, row.most, row.unpriced,
     )  # fmt: skip

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock_producer.reporting.changes import changes
-from penstock_producer.reporting.prices import usd_or_unknown
 from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import asked_again, count, duration, one_line, percent, rate
 from penstock_producer.reporting.words import (
     batches_line,
+    besides_lines,
     lane_name,
     made_with_line,
     milliseconds,
@@ -104,14 +104,12 @@ def _lanes(report: Report) -> Iterator[str]:
     rows = [
         (
             plain(lane_name(one)), count(one.documents), count(one.prompt_tokens), count(one.completion_tokens),
-            usd_or_unknown(one.cost_usd),
+            one.money.words,
         )
         for one in report.cost_by_lane
     ]  # fmt: skip
     total = ("together", count(report.finished), count(report.prompt_tokens), count(report.completion_tokens))
-    yield from _table(
-        ("lane", "documents", "tokens in", "tokens out", "cost"), [*rows, (*total, usd_or_unknown(report.cost_usd))]
-    )
+    yield from _table(("lane", "documents", "tokens in", "tokens out", "cost"), [*rows, (*total, report.money.words)])
     yield ""
 
 
@@ -139,6 +137,7 @@ def _effort(report: Report) -> Iterator[str]:
         *batches_line(report.batches),
         *reused_lines(report.deduplicated, report.cached),
         *([] if retried is None else [retried]),
+        *besides_lines(report),
         *twice_line(report),
         *prompts_lines(report.prompt_sizes),
         *dict.fromkeys(map(made_with_line, report.made_with)),

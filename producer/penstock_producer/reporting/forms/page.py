@@ -11,11 +11,11 @@ from jinja2 import Environment, StrictUndefined
 
 from penstock_producer.reporting.changes import changes
 from penstock_producer.reporting.charts import progress
-from penstock_producer.reporting.prices import usd_or_unknown
 from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import asked_again, count, duration, one_line, percent, rate
 from penstock_producer.reporting.words import (
     batches_line,
+    besides_lines,
     lane_name,
     made_with_line,
     milliseconds,
@@ -63,7 +63,7 @@ def page(report: Report, course: Course, *, dlq_command: str, now: float) -> str
         tiers=_tiers(report),
         reasons=_reasons(report, dlq_command),
         lanes=_lanes(report),
-        cost=usd_or_unknown(report.cost_usd),
+        cost=report.money.words,
         saved=saved_rows(report.saved),
         progress=progress(course.stretches),
         stretches=_stretches(course),
@@ -76,7 +76,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
     return [
         ("succeeded", percent(report.succeeded, report.total)),
         ("documents", f"{count(report.finished)} of {count(report.total)}"),
-        ("cost", usd_or_unknown(report.cost_usd)),
+        ("cost", report.money.words),
         ("time", duration(report.seconds)),
         ("speed", rate(report.items_per_second)),
     ]
@@ -109,7 +109,7 @@ def _lanes(report: Report) -> list[Bar]:
     return [
         Bar(
             one_line(lane_name(one)),
-            usd_or_unknown(one.cost_usd),
+            one.money.words,
             (one.cost_usd or 0.0) / most if most else 0.0,
             more=(count(one.documents), count(one.prompt_tokens), count(one.completion_tokens)),
         )
@@ -142,6 +142,7 @@ def _effort(report: Report) -> list[Any]:
         *batches_line(report.batches),
         *reused_lines(report.deduplicated, report.cached),
         *([] if retried is None else [retried]),
+        *besides_lines(report),
         *twice_line(report),
         *prompts_lines(report.prompt_sizes),
         *dict.fromkeys(map(made_with_line, report.made_with)),

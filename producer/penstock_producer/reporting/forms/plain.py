@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from penstock_producer.reporting.changes import changes
 from penstock_producer.reporting.reasons import retried_line, reused_lines
-from penstock_producer.reporting.text import asked_again, count, duration, percent, rate, safe, usd
+from penstock_producer.reporting.text import asked_again, count, duration, percent, rate, safe
 from penstock_producer.reporting.words import (
     batches_line,
+    besides_lines,
     lane_lines,
     made_with_line,
     prompts_lines,
@@ -55,6 +56,7 @@ def effort(report: Report) -> list[str]:
         *reused_lines(report.deduplicated, report.cached),
         *saved_line(report.saved),
         *([] if retried is None else [retried]),
+        *besides_lines(report),
         *twice_line(report),
         *prompts_lines(report.prompt_sizes),
         *dict.fromkeys(map(made_with_line, report.made_with)),
@@ -74,8 +76,7 @@ def _lines(report: Report, dlq_command: str) -> Iterator[str]:
 
 
 def _cost(report: Report) -> str:
-    if report.cost_usd is None:
+    if report.cost_usd is None and not report.known_usd:
         return "cost unknown, as a price is missing"
-    return (
-        f"{usd(report.cost_usd)}{' of GPU time' if report.cost_usd and report.gpu_cost_usd == report.cost_usd else ''}"
-    )
+    gpu = " of GPU time" if report.cost_usd and report.gpu_cost_usd == report.cost_usd else ""
+    return f"{report.money.words}{gpu}"

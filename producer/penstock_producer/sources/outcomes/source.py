@@ -19,6 +19,7 @@ from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.reporting.prices import usd_of_outcome
 from penstock_producer.rows import BadRow, Cursor, Document, Place
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.row_forms import BatchLines, RowForm, form_of
@@ -164,7 +165,7 @@ def _record(outcome: Result | DeadLetter, text: str | None) -> dict[str, Any]:
     common = {
         "id": outcome.key.doc_id, "generation": outcome.key.generation, "attempts": outcome.attempts,
         "calls": outcome.calls, "prompt_tokens": outcome.prompt_tokens, "completion_tokens": outcome.completion_tokens,
-        "cost_usd": outcome.cost_microusd / 1e6, "latency_ms": outcome.latency_ms,
+        "cost_usd": usd_of_outcome(outcome), "latency_ms": outcome.latency_ms,
     }  # fmt: skip
     own: dict[str, Any]
     if isinstance(outcome, DeadLetter):

@@ -63,6 +63,7 @@ class JobLimits:
         self._hot = hot
         self._states = states
         self._accounts = accounts
+        self._mended: dict[str, int] = {}  # generations of jobs up to which replays are in their accounts
         self._looks: dict[str, _Look] = {}  # of jobs with a budget
         self._untried: dict[str, int] = {}  # messages that wait since the others of their job went back to the queue
         self._least: dict[str, int] = {}  # what a document that waits is taken to cost at least
@@ -73,6 +74,9 @@ class JobLimits:
 
     def stop(self, job: Job, spec: JobSpec, seen: JobSeen) -> bool:
         """Whether the job is past a limit, and therefore stopped in this round."""
+        if job.generation > self._mended.get(job.job_id, 1):
+            self._outcomes.mend_replays(job.job_id)
+            self._mended[job.job_id] = job.generation
         if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
             reason = f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
             return self._states.move(job, JobState.CANCELLING, reason)
@@ -135,7 +139,7 @@ class JobLimits:
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
         self._accounts.keep_only(live)
-        for held in (self._looks, self._untried, self._least, self._quiet_since, self._ended_at):
+        for held in (self._mended, self._looks, self._untried, self._least, self._quiet_since, self._ended_at):
             for job_id in held.keys() - set(live):
                 del held[job_id]
 

@@ -14,6 +14,7 @@ from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.lane import Prepared
+from penstock_workers.item.spent import Spent
 from penstock_workers.settings import CostSettings
 
 MICROUSD_PER_USD = 1_000_000
@@ -105,4 +106,6 @@ class PricedTurn:
             return
         cost = round(self._shared.leave(self._entered) * self._microusd_per_s)
         self._entered = None
-        self._attempt.spent = self._attempt.spent._replace(cost_microusd=self._attempt.spent.cost_microusd + cost)
+        self._attempt.spent = self._attempt.spent.plus(
+            Spent(cost_microusd=cost, unpriced=0 if self._microusd_per_s else 1)
+        )

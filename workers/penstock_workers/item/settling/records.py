@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
+from uuid import uuid4
 
 from penstock_ledger import (
     AskedAgain,
@@ -22,7 +23,7 @@ from penstock_ledger import (
     SettledRetry,
     keys,
 )
-from penstock_ledger.model import JobState
+from penstock_ledger.model import JobState, Paid
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.item.settling.made_with import MadeWithNotes
@@ -49,17 +50,17 @@ class Records:
         self._hot = hot
         self._made_with = made_with
         self._stop_loss = StopLoss(jobs, hot)
+        self._token = uuid4().hex[:12]  # of this process, in the names of payments
 
     def write_sql(self, group: Sequence[Settled]) -> None:
-        """Results and dead letters in one transaction; then, rarely, the pause of a job."""
+        """Results, dead letters and what was paid besides in one transaction; then, rarely, the pause of a job."""
         results = [outcome.result for _, outcome in group if isinstance(outcome, Done)]
         letters = [outcome.letter for _, outcome in group if isinstance(outcome, Dead)]
         if results:
             self._made_with.note(group)
-        if results or letters:
-            self._outcomes.settle(results, letters)
-        if left := _left(group):
-            self._outcomes.note_left(left)
+        self._outcomes.settle(
+            results, letters, told=told_by(group), retried=_retried(group, self._token), left=_left(group)
+        )
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
             if self._jobs.set_state(
@@ -157,10 +158,29 @@ def _moved(group: Iterable[Settled]) -> dict[str, list[tuple[str, bytes]]]:
     return messages
 
 
+def told_by(group: Iterable[Settled]) -> dict[ItemKey, Paid]:
+    """Return what outcomes tell of earlier attempts that were paid for, as their messages do."""
+    return {
+        item.key: before
+        for item, outcome in group
+        if isinstance(outcome, Done | Dead) and isinstance(item, Item) and any(before := item.paid_before)
+    }
+
+
+def _retried(group: Iterable[Settled], token: str) -> list[tuple[str, PaidBeside]]:
+    """Return what attempts used up that came to no outcome, each with a name that is the same when it is written again. Their
+    messages tell of most of it, and are lost with Redis."""
+    return [
+        (f"retried-{token}-{item.sent_at!r}", PaidBeside(item.key, *item.spent.paid(item.calls)))
+        for item, outcome in group
+        if not isinstance(outcome, Done | Dead) and isinstance(item, Attempt) and any(item.spent)
+    ]
+
+
 def _left(group: Iterable[Settled]) -> list[PaidBeside]:
     """What earlier attempts used up on documents whose job has left the lane: their messages, which said it, end here."""
     return [
-        PaidBeside(item.key, item.calls_in_all, *item.spent_in_all[:3])
+        PaidBeside(item.key, *item.spent_in_all.paid(item.calls_in_all))
         for item, outcome in group
         if isinstance(item, Item) and isinstance(outcome, Skipped) and outcome.left_lane and item.calls_in_all
     ]

@@ -36,6 +36,7 @@ def result_of(attempt: Attempt, reply: Reply) -> Result:
         attempts=attempt.number,
         calls=attempt.calls_in_all,
         endpoint=attempt.message.endpoint,
+        unpriced=spent.unpriced,
     )
 
 
@@ -55,6 +56,7 @@ def dead_letter(attempt: Attempt, failure: Failure) -> DeadLetter:
         completion_tokens=spent.completion_tokens,
         cost_microusd=spent.cost_microusd,
         endpoint=attempt.message.endpoint,
+        unpriced=spent.unpriced,
     )
 
 
@@ -152,14 +154,16 @@ def _message(item: Item, queue: str, retries: int) -> bytes:
 
 
 def spent_on(attempt: Attempt, happened: Failure | Reply) -> Spent:
-    """What the answer cost. It is in the books whether the job accepts it or not; what has no known price counts 0 there."""
+    """Return what the answer cost, whether the job accepts it or not. What a model of the worker's own costs, its turn says."""
     prompt, completion = happened.prompt_tokens, happened.completion_tokens
     if prompt is None and completion is None:
         return NOTHING_SPENT
     used = tokens_used(happened.usage, prompt, completion)
     prices = prices_of(attempt.job, happened.model)
     in_batch = packs(attempt.job.spec.lane)
-    return Spent(used.prompt, used.completion, 0 if prices is None else prices.microusd(used, in_batch=in_batch))
+    if prices is None:
+        return Spent(used.prompt, used.completion, unpriced=0 if has_own_model(attempt.job.spec.lane) else 1)
+    return Spent(used.prompt, used.completion, prices.microusd(used, in_batch=in_batch))
 
 
 def prices_of(job: JobView, answered: str | None) -> ModelPrices | None:

@@ -39,6 +39,7 @@ class OutcomeTally:
         self._tokens_in: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._tokens_out: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._cost: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._unpriced: Counter[str] = Counter()  # answers of which no price is known
         self._engine_cost = 0
         self._asked_again = Counter(dict.fromkeys(AGAIN, 0))
         self._call_seconds = Spread(catalogue.CALL_SECONDS.bounds)
@@ -95,6 +96,7 @@ class OutcomeTally:
             self._engine_cost += spent.cost_microusd
         else:
             self._cost[provider] += spent.cost_microusd
+            self._unpriced[provider] += spent.unpriced
 
     @property
     def engine_cost_usd(self) -> float:
@@ -121,7 +123,8 @@ class OutcomeTally:
             for provider, count in tuple(counts.items()):
                 yield catalogue.TOKENS(count, lane, provider, direction)
         for provider, microusd in tuple(self._cost.items()):
-            yield catalogue.COST(microusd / MICROUSD, lane, provider)
+            if microusd or not self._unpriced[provider]:  # what has no known price is not free
+                yield catalogue.COST(microusd / MICROUSD, lane, provider)
         yield catalogue.CALL_SECONDS(self._call_seconds, lane)
         yield catalogue.PROMPT_TOKENS(self._prompt_tokens, lane)
         yield catalogue.COMMIT_ITEMS(self._group_items, lane)

@@ -41,6 +41,7 @@ class Unstorable:
         self._log("SQL", settled, error, f"becomes the dead letter `{UNSTORABLE}`")
         said = outcome.result.body if isinstance(outcome, Done) else outcome.letter.response
         was = "its result" if isinstance(outcome, Done) else f"its dead letter `{storable(outcome.letter.reason)}`"
+        spent = attempt.spent_in_all
         letter = DeadLetter(
             key=attempt.key,
             reason=UNSTORABLE,
@@ -50,7 +51,11 @@ class Unstorable:
             status_code=None,
             request=attempt.given,
             response=excerpt(said, EXCERPT_BYTES),
+            prompt_tokens=spent.prompt_tokens,
+            completion_tokens=spent.completion_tokens,
+            cost_microusd=spent.cost_microusd,
             endpoint=attempt.message.endpoint,
+            unpriced=spent.unpriced,
         )
         return Instead(Settled(attempt, Dead(letter)), is_to_be_written=True)
 

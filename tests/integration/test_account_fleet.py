@@ -1,0 +1,109 @@
+"""Money once spent stays in the books: a real fleet against the provider's own counter of what it has charged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doors import asked, door, door_settings
+from fleet import Fleet
+from metrics_page import scrape
+from servers import free_port
+
+from penstock_ledger import OutcomeStore, open_database, purge_job
+from penstock_ledger.model import Job, JobState
+from penstock_producer import Producer, ProducerSettings
+from penstock_producer.settings import ProviderFacts
+
+TIME_S = 60.0
+DOCUMENTS = 8
+PRICES = {"usd_per_mtok_in": 100.0, "usd_per_mtok_out": 1_000.0}
+ONE_CALL_USD = 0.064 + 0.03  # at most: 64 tokens, and a short prompt by its bytes
+MISSED = {
+    "response_schema": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+    "schema_repairs": 0,
+    "max_attempts": 2,
+    "params": {"max_tokens": 64},
+}
+
+
+def test_what_was_paid_stays_in_the_books_and_bounds_the_budget(tmp_path: Path) -> None:
+    """Every answer misses its schema: all documents die, and are paid twice. Redis is lost, the dead letters are replayed, and
+    then the job is purged: costs, report, HTTP, page and metrics say what the provider has charged. A second job has a budget
+    that its first generation nearly spends: its replay pauses within it, and says what helps."""
+    with Fleet(tmp_path) as fleet:
+        flags = [part for name, price in PRICES.items() for part in (f"--{name.replace('_', '-')}", str(price))]
+        fleet.provider.start("--structured", "ignored", *flags)
+        prices: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICES.items()}
+        fleet.control(**prices)
+        port = free_port()
+        fleet.worker(8, metrics_port=port, **prices)
+        of_default = ProviderFacts.model_validate(PRICES)
+        with Producer(ProducerSettings(database_url=fleet.database_url, providers={"default": of_default})) as producer:
+            job = producer.submit(fleet.source(DOCUMENTS), fleet.spec(**MISSED), job_key="paid")
+            fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+            assert fleet.producer.status(job.job_id).counts.dead == DOCUMENTS
+            run = _charged(fleet)
+            fleet.store.client().flushall()
+            fleet.provider.tell(structured="json_schema")
+            producer.replay(job.job_id)
+            fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+            assert fleet.producer.status(job.job_id).counts.succeeded == DOCUMENTS
+            assert _charged(fleet) > run > 0
+            _all_agree(fleet, job, port)
+
+            fleet.provider.tell(structured="ignored")
+            budget, before = run + ONE_CALL_USD, _charged(fleet)
+            assert budget < 2 * run, "a replay that fails again costs as much as the run"
+            limited = producer.submit(
+                fleet.source(DOCUMENTS), fleet.spec(budget_usd=budget, **MISSED), job_key="limited"
+            )
+            fleet.wait_for(limited, JobState.COMPLETED, TIME_S)
+            fleet.store.client().flushall()
+            producer.replay(limited.job_id)
+            fleet.wait_for(limited, JobState.PAUSED, TIME_S)
+            fleet.wait_for_quiet(limited)
+            assert _charged(fleet) - before <= budget
+            why = producer.status(limited.job_id).job.reason or ""
+            assert "budget_exhausted" in why
+            assert "penstock resume limited --budget-usd" in why
+
+        spent = _costs(fleet)
+        purge_job(open_database(fleet.database_url), job.job_id)
+        assert _costs(fleet) == spent == pytest.approx(_charged(fleet), abs=1e-5)
+
+
+def _charged(fleet: Fleet) -> float:
+    """What the provider says, in US dollars."""
+    with fleet.provider._open("/stats") as answer:
+        return float(json.load(answer)["spent_usd"])
+
+
+def _costs(fleet: Fleet) -> float:
+    return float(sum(json.loads(line)["cost_usd"] for line in fleet.penstock("costs", "--json").splitlines()))
+
+
+def _all_agree(fleet: Fleet, job: Job, metrics_port: int) -> None:
+    charged = _charged(fleet)
+    settings = door_settings(fleet.folder, fleet.store.url).model_copy(update={"database_url": fleet.database_url})
+    with door(settings) as url:
+        of_job = asked(f"{url}/v1/jobs/{job.job_id}").content["usage"]["cost_usd"]
+        report = asked(f"{url}/v1/jobs/{job.job_id}/report").content
+        page = asked(f"{url}/ui/jobs/{job.job_id}").body.decode()
+        listed = asked(f"{url}/ui/spending?period=all").body.decode()
+    database = open_database(fleet.database_url)
+    counts = OutcomeStore(database).counts(job.job_id)
+    database.close()
+    metered = sum(scrape(metrics_port)["penstock_cost_usd_total"].values())
+    printed = json.loads(fleet.penstock("report", "paid", "--json"))
+    found = {
+        "SQL": counts.cost_microusd / 1e6, "costs": _costs(fleet), "report": printed["cost_usd"], "HTTP": of_job,
+        "report over HTTP": report["cost_usd"], "metrics": metered,
+    }  # fmt: skip
+    assert found == {name: pytest.approx(charged, abs=1e-5) for name in found}
+    assert f"${charged:,.4f}" in page or f"${charged:,.2f}" in page
+    assert f"${charged:,.4f}" in listed or f"${charged:,.2f}" in listed
+    assert printed["visible_usd"] < charged
+    assert printed["spent_besides"]["superseded"] == pytest.approx(charged - printed["visible_usd"], abs=1e-5)
