@@ -64,12 +64,9 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def _body(model: str) -> dict[str, Any]:
-    return {"model": model, "messages": SAY, "max_tokens": 6, "temperature": 0}
-
-
 def _answer(client: openai.OpenAI, model: str) -> str | None:
-    return client.chat.completions.create(**_body(model)).choices[0].message.content
+    answer = client.chat.completions.create(model=model, messages=SAY, max_tokens=6, temperature=0)
+    return answer.choices[0].message.content
 
 
 def _batch(client: openai.OpenAI, models: tuple[str, ...]) -> dict[str, str]:
@@ -79,7 +76,7 @@ def _batch(client: openai.OpenAI, models: tuple[str, ...]) -> dict[str, str]:
             "custom_id": f"line-{number}",
             "method": "POST",
             "url": "/v1/chat/completions",
-            "body": _body(models[number % len(models)]),
+            "body": {"model": models[number % len(models)], "messages": SAY, "max_tokens": 6, "temperature": 0},
         }
         for number in range(LINES)
     ]

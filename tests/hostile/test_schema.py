@@ -12,6 +12,7 @@ import schemathesis
 from hostile.attacked import Attacked
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
 
 from penstock_ledger import open_database
 
@@ -38,7 +39,7 @@ def test_nothing_that_the_document_allows_is_a_fault(any_door: Attacked, objects
     document: Any = json.loads(any_door.ask("GET", "/openapi.json").body)
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=any_door.url)
-    operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [found.ok() for found in schema.get_all_operations() if isinstance(found, Ok)]
     assert len(operations) > 60
     before = any_door.memory_mib
     any_door.stood_still_s()

@@ -28,6 +28,7 @@ from penstock_ledger import (
     SettledDead,
     SettledDone,
     SettledRetry,
+    SettleReport,
     open_database,
 )
 from penstock_ledger.in_redis.redis_ledger import PURGED_S
@@ -620,7 +621,7 @@ def test_late_workers_write_no_key_of_a_job_that_was_purged(hot: RedisLedger, cl
         {left[0]: 3}, [SettledCrash(key("a"), "engine_died")], [AskedAgain(JOB, 1, 1)],
         tried_again=[SettledCrash(key("a"), "expired")],
     )  # fmt: skip
-    assert hot.settle(batch) == (0, 0)
+    assert hot.settle(batch) == SettleReport(0, 0, {})
     assert hot.publish(QUEUE, [publish("c")], BUCKETS) == (0, 0, 0)
     assert hot.rehydrate(JOB, 1, [("a", False)], BUCKETS) == 0
     hot.park(JOB, [message("a")])

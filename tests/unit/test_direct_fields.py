@@ -61,7 +61,12 @@ def test_what_prompts_share_is_checked_once_and_bounded(monkeypatch: pytest.Monk
     """A megabyte that goes with each of 256 prompts is 256 MB; and each prompt's own messages are checked all the same."""
     checked = list[object]()
     real = fields.checked_body
-    monkeypatch.setattr(batch, "checked_body", lambda *given: checked.append(given) or real(*given))
+
+    def counted(*given: Any) -> dict[str, Any]:
+        checked.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(batch, "checked_body", counted)
     shared = {"model": "m", "temperature": 0.5, "prompts": ["a", [{"role": "user", "content": "b"}], "c"]}
     bodies = batch.bodies_of(shared, DirectFields())
     assert [body["messages"][-1]["content"] for body in bodies] == ["a", "b", "c"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -52,7 +53,8 @@ def test_values_are_counted_alike_in_pieces(texts: list[str], piece: int) -> Non
 def test_lines_have_the_same_bounds() -> None:
     """A row of a source and a pushed document, when they are surveyed and when they are read again."""
     line = b'{"x": [' + b"{}," * MAX_VALUES + b"{}]}"
-    for read in (lambda: parse_object(line, ()), lambda: parse_surveyed(line)):
+    reads: tuple[Callable[[], object], ...] = (lambda: parse_object(line, ()), lambda: parse_surveyed(line))
+    for read in reads:
         with pytest.raises(RowFault) as caught:
             read()
         assert caught.value.code == "too_many_values"

@@ -340,7 +340,12 @@ async def test_a_slot_is_held_until_the_outcome_is_in_sql(house: House) -> None:
         assert isinstance(settled.item, Attempt)
         settled.item.place = await slots.place()
     seen_by_redis: list[int] = []
-    house.stores.sql = lambda _: (at_sql.set(), may_store.wait(10))
+
+    def stored_late(_: object) -> None:
+        at_sql.set()
+        may_store.wait(10)
+
+    house.stores.sql = stored_late
     house.stores.redis = lambda _: seen_by_redis.append(slots.taken)
     storing = asyncio.create_task(house.settle(*waiting.values()))
     assert await asyncio.to_thread(at_sql.wait, 10)
