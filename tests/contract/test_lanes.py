@@ -39,7 +39,7 @@ LANES_FOLDER = ROOT / "workers/penstock_workers/lanes"
 MAY_NAME_LANES = {
     "ledger/penstock_ledger/model.py": "the lane of jobs from before there were several; it cannot import the producer",
     "producer/penstock_producer/job/lanes.py": "the producer's table; it cannot import workers",
-    "producer/penstock_producer/job/run_options.py": "the flag --api, which is about a provider's API",
+    "producer/penstock_producer/job/options.py": "the flag --api, which is about a provider's API",
     "producer/penstock_producer/jobfile/run_section.py": "as above",
     "cli/penstock_cli/job/options.py": "as above",
     "cli/penstock_cli/job/jobspec.py": "as above",

@@ -14,7 +14,7 @@ from penstock_cli.cards.serve import CardWorkers, check_ports
 from penstock_cli.commands import worker as command
 from penstock_cli.errors import UsageProblem
 from penstock_ledger.in_redis.batches import WorkerSeen
-from penstock_producer.reporting.cards import cards_in_words
+from penstock_producer.reporting.engines import cards_in_words
 from penstock_workers.lanes.cards import VARIABLES, CardsSeen, Device, cards_seen, read_list
 from penstock_workers.settings import WorkerSettings
 

@@ -16,8 +16,7 @@ from penstock_cli.job.given import FromJob, GivenJob, given_job
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.main import command_line
 from penstock_producer import JobFile, JobSpec, SpecError
-from penstock_producer.job.options import OPTIONS
-from penstock_producer.job.run_options import RUN_OPTIONS
+from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
 from penstock_producer.jobfile import is_job_file
 from penstock_producer.jobfile.load import MAX_FILE_BYTES
 from penstock_producer.jobfile.run_section import RunSection

@@ -12,8 +12,7 @@ from penstock_ledger import Database, LiveJobs, RedisAddress, RedisLedger, Worke
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.served import missing_provider, serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs
-from penstock_producer.reporting.cards import cards_in_words
-from penstock_producer.reporting.engines import engines_of
+from penstock_producer.reporting.engines import cards_in_words, engines_of
 from penstock_producer.reporting.text import safe
 from penstock_producer.reporting.waits import look, unserved_models
 

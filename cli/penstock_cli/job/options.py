@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock_producer.job.options import OPTIONS
-from penstock_producer.job.run_options import RUN_OPTIONS
+from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
 
 JOB = "The job"
 PROVIDER = "The provider"

@@ -63,7 +63,7 @@ def request_of(
 ) -> RunRequest:
     """Flags over the job spec file over defaults. Raises UsageProblem."""
     from penstock_cli.job.jobspec import job_spec
-    from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
+    from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
     out = given.of_run("out", typed.out)
     if out is None:

@@ -12,7 +12,7 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.run.request import runs_alone
 from penstock_producer.job.lanes import AUTO, AUTO_LANES, LANES, has_own_model, packs
-from penstock_producer.job.run_options import DEFAULT_ENGINES, DEFAULT_WORKERS
+from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
 if TYPE_CHECKING:
     from penstock_gateway import GatewaySettings

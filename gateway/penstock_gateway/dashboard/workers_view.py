@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 from penstock_ledger import Depth, WorkerSeen
 from penstock_producer.feed.served import ALIVE_S
 from penstock_producer.job.lanes import DEFAULT_LANE
-from penstock_producer.reporting.cards import cards_in_words
-from penstock_producer.reporting.engines import engines_line, engines_of
+from penstock_producer.reporting.engines import cards_in_words, engines_line, engines_of
 from penstock_producer.reporting.text import count, duration, one_line
 
 __all__ = ["LaneView", "WorkerRow", "lane_views"]

@@ -12,7 +12,16 @@ from typing import Any, Final, NamedTuple
 from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.lanes import AUTO, AUTO_LANES, DEFAULT_LANE, lanes_in_words
 
-__all__ = ["OPTIONS", "SINK_FIELDS", "STOP_FIELDS", "FlagForm", "Option"]
+__all__ = [
+    "DEFAULT_ENGINES",
+    "DEFAULT_WORKERS",
+    "OPTIONS",
+    "RUN_OPTIONS",
+    "SINK_FIELDS",
+    "STOP_FIELDS",
+    "FlagForm",
+    "Option",
+]
 
 
 class FlagForm(StrEnum):
@@ -279,3 +288,30 @@ STOP_FIELDS: Final = ("stop_at_dead", "stop_at_usd_per_doc")
 
 SINK_FIELDS: Final = frozenset({"output_format", "escape_formulas", "into", "into_table", "into_id"})
 """Where results go, which decides nothing about what they are."""
+
+DEFAULT_WORKERS: Final = 2  # one goes on while the other restarts; a single one already keeps up with most providers
+DEFAULT_ENGINES: Final = 1  # of lanes with a model of their own: each worker loads it and takes the whole machine
+
+RUN_OPTIONS: Final[Mapping[str, str]] = {
+    "out": "Folder, or s3://bucket/prefix (also gs://, az://), for the result files.",
+    "state": "Folder of the queue and the ledger (default: OUT/.penstock).",
+    "workers": f"Worker processes (default: {DEFAULT_WORKERS}; with a model in them: {DEFAULT_ENGINES}).",
+    "concurrency": "Requests in flight per worker process.",
+    "sample": (
+        "Only so many documents, drawn at random, as a job of its own in OUT/sample-…, and what it says of all; "
+        "the run of all takes its results over."
+    ),
+    "no_progress": "Lines instead of a live panel.",
+    "api": "The API that the provider speaks: openai, anthropic or gemini; left out, as its settings say, else openai.",
+    "base_url": "The provider's address; left out, that of its API's own provider.",
+    "api_key_env": "The environment variable that holds the API key.",
+    "profile": "How the provider meters: openai, anthropic, vllm, …; left out, its address decides.",
+    "rpm": "Requests per minute.",
+    "tpm": "Tokens per minute, in and out together.",
+    "itpm": "Input tokens per minute, where the provider limits them apart.",
+    "otpm": "Output tokens per minute, likewise.",
+    "usd_per_mtok_in": "Price of a million input tokens.",
+    "usd_per_mtok_out": "Price of a million output tokens.",
+}
+"""What `penstock run` takes beside the options of a job, by the field's name, in words for people: its flags, and the section
+`run` of a job spec file. `--dry-run` is not here: it is about one look at the job, not about the job."""

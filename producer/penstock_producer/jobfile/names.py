@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from penstock_ledger.redaction import is_secret_name, looks_secret
 from penstock_producer.errors import Problem, seen
-from penstock_producer.job.options import OPTIONS, FlagForm
+from penstock_producer.job.options import OPTIONS, RUN_OPTIONS, FlagForm
 from penstock_producer.job.params import KNOWN, UNCHECKED
-from penstock_producer.job.run_options import RUN_OPTIONS
 from penstock_producer.job.unknown import close_to
 from penstock_producer.jobfile.tree import Node
 

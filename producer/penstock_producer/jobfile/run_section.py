@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock_producer.errors import Problem, seen
 from penstock_producer.job.endpoints import Kind
-from penstock_producer.job.run_options import RUN_OPTIONS
+from penstock_producer.job.options import RUN_OPTIONS
 
 __all__ = ["RunSection", "run_problems"]
 

@@ -12,15 +12,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock_producer.feed.served import ALIVE_S
-from penstock_producer.reporting.cards import cards_in_words
 from penstock_producer.reporting.text import count, one_line
 
-__all__ = ["Engines", "engines_line", "engines_of"]
+__all__ = ["Engines", "cards_in_words", "engines_line", "engines_of"]
 
 if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen
 
 
+MACHINES_SHOWN = 6
+WORKERS_SHOWN = 16  # of one machine
+CARD_CHARS = 60  # of what one worker says
 LOADING_CHARS = 120  # of what one worker says
 _SUMMED = (
     "running", "waiting", "prompt_tokens_per_s", "generation_tokens_per_s", "tokens_per_s", "items_per_s",
@@ -149,3 +151,24 @@ def _percent(of_what: str, share: float | None) -> str:
 
 def _joined(between: str, *parts: str) -> str:
     return between.join(part for part in parts if part)
+
+
+def cards_in_words(workers: Iterable[WorkerSeen], lane: str) -> str | None:
+    """``2 workers on machine-a (cards 0, 1)``; cards that share a model stand together, as in 0+1. None where none says it."""
+    machines: dict[str, list[str]] = {}
+    for seen in workers:
+        cards = one_line(seen.info.get("cards", ""), CARD_CHARS)
+        if cards and seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane:
+            machine = one_line(seen.name.rpartition("-")[0] or seen.name, CARD_CHARS)
+            machines.setdefault(machine, []).append(cards.replace(",", "+"))
+    if not machines:
+        return None
+    told = [_on_machine(name, sorted(machines[name])) for name in sorted(machines)[:MACHINES_SHOWN]]
+    more = len(machines) - len(told)
+    return "; ".join(told) + (f"; and {more} more machines" if more else "")
+
+
+def _on_machine(name: str, cards: list[str]) -> str:
+    more = f" and {len(cards) - WORKERS_SHOWN} more" if len(cards) > WORKERS_SHOWN else ""
+    workers = f"{len(cards)} worker{'' if len(cards) == 1 else 's'}"
+    return f"{workers} on {name} (cards {', '.join(cards[:WORKERS_SHOWN])}{more})"
