@@ -37,7 +37,7 @@ from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.tokens import in_words, pinned
 from penstock_producer.prompts.truncate import counts_tokens, cut_of
 
-__all__ = ["JobSpec", "MAX_BUDGET_USD", "MAX_SPAN_S", "Overflow", "Priority"]
+__all__ = ["MAX_BUDGET_USD", "MAX_SPAN_S", "JobSpec", "Overflow", "Priority"]
 
 OutputFormat = Literal["jsonl", "csv", "parquet"]
 Priority = Literal["urgent", "normal", "low"]
