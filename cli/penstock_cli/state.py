@@ -140,7 +140,7 @@ class StateFolder:
 
 def _close_to_others(root: Path) -> None:
     """Take all rights of others from a folder and what is below it: it may have been there before, or be of an earlier release.
-    Raises OSError where that cannot be done to the folder itself, which then keeps nobody out."""
+    Raises OSError where that cannot be done to the folder itself, which then keeps others out no more."""
     root.chmod(PRIVATE_MODE)
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):

@@ -99,7 +99,7 @@ class Doors(FastAPI):
     _document: bytes | None = None
 
     def setup(self) -> None:
-        """Serve the document as it was written once: anybody may ask for it, and writing it takes as long as fifty requests."""
+        """Serve the document as it was written once: no key is needed for it, and writing it takes as long as fifty requests."""
 
         async def document(_: Request) -> Response:
             if self._document is None:

@@ -82,7 +82,7 @@ def test_no_part_of_a_session_is_a_key(url: str, operator: tuple[str, str], part
 
 
 def test_who_made_a_key_is_told_within_its_tenant_only(url: str, operator: tuple[str, str]) -> None:
-    """A tenant is told the ids of its own keys; of the operator's and of another tenant's it never hears."""
+    """A tenant sees the ids of its own keys; those of the operator's and of another tenant's it does not."""
     key_id, secret = operator
     first = made(url, secret, tenant="alpha", scopes=["keys", "read"]).content
     second = made(url, first["secret"], scopes=["keys", "read"]).content
@@ -108,7 +108,7 @@ def test_memory_holds_no_secret(url: str, operator: tuple[str, str]) -> None:
 
 
 def test_signing_out_ends_the_session_everywhere(settings: GatewaySettings, operator: tuple[str, str]) -> None:
-    """A cookie that was kept is of no use after its person has signed out: at this door, at another, and after a restart."""
+    """A cookie that was kept opens nothing after its person has signed out: at this door, at another, and after a restart."""
     with door(settings) as url:
         cookie, other = signed_in(url, operator[1]), signed_in(url, operator[1])
         page = asked(f"{url}/ui/jobs", cookie=cookie).body.decode()

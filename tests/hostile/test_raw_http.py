@@ -1,4 +1,4 @@
-"""What no HTTP client sends: trailers, extensions of chunks, two hosts, bodies that never end, answers that nobody reads."""
+"""What no HTTP client sends: trailers, extensions of chunks, two hosts, bodies that never end, answers that are not read."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_a_login_has_seconds(settings: GatewaySettings, monkeypatch: pytest.Monk
 
 
 def test_probes_have_places_while_all_others_hold_work(settings: GatewaySettings) -> None:
-    """Nobody's work is broken off for it: /health is answered, and other requests are told to come again."""
+    """No work is broken off for it: /health is answered, and other requests are 503 and may come again."""
     key = {"authorization": f"Bearer {new_key(settings, None, 'admin')}"}
     head = f"GET /v1/hold HTTP/1.1\r\nhost: localhost\r\nauthorization: {key['authorization']}\r\nconnection: close\r\n\r\n"
     hold.clear()

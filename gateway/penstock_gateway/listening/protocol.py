@@ -29,7 +29,7 @@ CHUNK_BYTES: Final = (
 PIPELINE_MAX: Final = 20  # requests that wait on one connection for the one before them; hardly a client sends any
 LINGER_S: Final = 5.0  # for which the rest of a refused body is read and dropped, so that its sender can read why
 UNREAD_S: Final = 60.0  # for which an answer may wait for its reader; 48 KiB have to go within that time
-AGAIN_S: Final = 5  # what a client is told to wait where there is no place for it
+AGAIN_S: Final = 5  # for which a client waits where there is no place for it
 PROBES: Final = (b"/health", b"/livez")
 # What is read once must be there once: of two, the next server might take the other one.
 SINGLE: Final = frozenset({b"host", b"authorization", b"x-api-key", b"content-type", b"origin"})

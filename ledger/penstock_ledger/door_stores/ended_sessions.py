@@ -1,7 +1,7 @@
 """Sessions of the dashboard that were ended before their time, as all doors see them.
 
 A session itself is a signed cookie, of which nothing is stored, so that people can sign in while nothing can be written. What is
-stored are the few that somebody has ended: one row for each key, in the table of facts.
+stored are the few that were ended: one row for each key, in the table of facts.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def open_sqlite(url: URL, pool_size: int) -> Engine:
 
 def _make_private(url: URL, *_: object) -> None:
     """Make the file, where there is none, for its owner only: documents, answers and digests of keys are in it. SQLite gives
-    the files beside it the same mode. One that is there keeps the mode that somebody gave it."""
+    the files beside it the same mode. One that is there keeps the mode that it has."""
     if "uri" not in url.query:
         with contextlib.suppress(OSError):  # it is there; or it cannot be made, which SQLite says better
             os.close(os.open(str(url.database), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
