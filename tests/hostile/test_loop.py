@@ -20,7 +20,7 @@ from servers import RedisServer
 
 from penstock_gateway import create_app
 from penstock_gateway.app import ROUTERS
-from penstock_gateway.checks.json_bodies import Router
+from penstock_gateway.routing import Router
 from penstock_ledger import open_database
 from penstock_producer.job.provider_facts import ProviderFacts
 
