@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.checks.json_bodies import Router
+from penstock_gateway.routing import Router
 from penstock_ledger import PenstockError
 
 router = Router()

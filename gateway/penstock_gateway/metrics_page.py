@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock_gateway.callers.caller import Caller, caller_with
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.metrics import DoorMetrics, metrics_of
+from penstock_gateway.routing import Router
 from penstock_gateway.settings import GatewaySettings
 
 __all__ = ["metrics_served", "router"]

@@ -1,5 +1,5 @@
 """How much one JSON text may hold. A parser makes an object of every value and keeps all other threads waiting meanwhile: thirty
-megabytes of `{},` are ten million objects, a gigabyte of memory and seconds in which a server answers nobody.
+megabytes of `{},` are ten million objects, a gigabyte of memory and seconds in which a server answers no request.
 
 The values are counted before they are parsed: commas and opening brackets at first, which is quick and may only be too many,
 and without those inside texts where they are.
@@ -18,7 +18,7 @@ _PIECE: Final = 256 * 1024  # bytes that are counted together, within millisecon
 
 
 def overfull(text: bytes | bytearray) -> str | None:
-    """Say what a JSON text has too much of; None for one within the bounds, and perhaps for one that is no JSON."""
+    """Say what a JSON text has too much of; None for one within the bounds, and perhaps for one that is not JSON."""
     if len(text) < _LEAST_BYTES:
         return None
     values, fields = _counted(text)

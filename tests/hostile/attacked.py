@@ -54,7 +54,7 @@ class Attacked:
         return memory_mib(self.pid, "VmHWM")
 
     def stood_still_s(self) -> float:
-        """CPU time for which its loop answered nobody at the most, since this was asked before."""
+        """CPU time for which its loop answered no request at the most, since this was asked before."""
         found: float = self.ask("GET", PATH).content["longest_s"]
         return found
 
@@ -67,7 +67,7 @@ class Attacked:
         return Raw(self.url, deadline_s, source=source)
 
     def faults(self) -> list[str]:
-        """Lines of its log that tell of a request whose error nobody has caught."""
+        """Lines of its log that tell of a request whose error was not caught."""
         lines = self.log.read_text(errors="replace").splitlines()
         return [line for line in lines if " has failed (req_" in line or "Exception in ASGI" in line]
 

@@ -20,6 +20,7 @@ def test_a_door_is_watched(any_door: Attacked) -> None:
 
 
 def test_a_key_is_asked_for(keyed_door: Attacked) -> None:
+    """A door that has keys answers 401 without one."""
     with keyed_door.connect() as connection:
         connection.head("GET", "/v1/models", {})
         answer = connection.answer()

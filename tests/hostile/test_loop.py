@@ -20,14 +20,14 @@ from servers import RedisServer
 
 from penstock_gateway import create_app
 from penstock_gateway.app import ROUTERS
-from penstock_gateway.checks.json_bodies import Router
+from penstock_gateway.routing import Router
 from penstock_ledger import open_database
 from penstock_producer.job.provider_facts import ProviderFacts
 
 BODY_BYTES: Final = 31_000_000  # just within max_body_bytes
 SMALLER_BYTES: Final = 4_000_000  # for routes that read no body: it is looked at all the same
 PAGE_BYTES: Final = 60_000  # forms of the dashboard have no more
-STILL_S: Final = 0.25  # CPU time for which the loop may answer nobody
+STILL_S: Final = 0.25  # CPU time for which the loop may answer no request
 TRIES: Final = 3  # the best of them counts: whatever else runs here makes memory and caches slower
 ANSWER_S: Final = 60.0
 GROWTH_MIB: Final = 150.0  # what the allocator may keep of some bodies

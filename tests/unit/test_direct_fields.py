@@ -80,7 +80,7 @@ def test_what_prompts_share_is_checked_once_and_bounded(monkeypatch: pytest.Monk
 
 
 def test_a_name_far_inside_is_told_with_its_place() -> None:
-    """And what is not told is not written down: a body may have hundreds of thousands of places."""
+    """Other places are not written out: a body may have hundreds of thousands of places."""
     inner: dict[str, object] = {"text": [{"url": [{"a" * 100_000: 1}]}]}
     given = {"model": "m", "messages": [{"role": "user", "content": "x", "tools": [inner]}]}
     with pytest.raises(Refused) as caught:

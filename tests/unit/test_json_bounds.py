@@ -34,6 +34,7 @@ def test_bounds_are_where_they_say() -> None:
 @pytest.mark.parametrize("filler", [b",", b":", b"{[", b'\\",', b"\\\\", b'\\\\\\",:', b"ab, c: "])
 def test_texts_hold_no_values(filler: bytes) -> None:
     """Prose has commas, and documents hold JSON: neither counts, wherever the text is cut for counting."""
+    text = b""
     for more in range(3):
         text = b'{"a": "' + b"x" * more + filler * (1_500_000 // len(filler)) + b'"}'
         assert overfull(text) is None

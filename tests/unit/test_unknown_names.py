@@ -1,4 +1,4 @@
-"""Names that nobody knows cost little, however many come and however long they are."""
+"""Unknown names cost little, however many come and however long they are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused(**fields: Any) -> SpecError:
 
 
 def test_the_first_unknown_names_are_compared_only(compared: list[str]) -> None:
-    """Each is told of; what was meant is looked up for ten of them."""
+    """Each is an error; what was meant is looked up for ten of them."""
     error = refused(**{f"promt{number}": 1 for number in range(UNKNOWN_MAX)})
     assert len(error.problems) == UNKNOWN_MAX
     assert len(compared) == SUGGESTED_MAX
@@ -67,6 +67,7 @@ def test_fields_with_many_entries_are_refused_at_once(field: str, compared: list
 
 
 def test_a_long_name_is_cut_wherever_it_is_shown(compared: list[str]) -> None:
+    """Ten megabytes in a pointer or a message would come back in each error."""
     name = "max_tokens" * 1_000_000
     assert meant(name, {name[:-1]: 1}) == ""
     for error in (refused(**{name: 1}), refused(params={name: 1}), refused(truncate={name: []})):
@@ -95,4 +96,5 @@ def test_no_more_of_a_value_is_written_than_is_shown() -> None:
 
 @pytest.mark.parametrize("value", [[], {}, [1, "a", None], {"a": [1.5, {"b": b"x"}], "c": True}, (1,), "it's", 10**30])
 def test_a_short_value_is_shown_as_python_writes_it(value: Any) -> None:
+    """Lists and objects of a few values look as they did."""
     assert seen(value) == repr(value)

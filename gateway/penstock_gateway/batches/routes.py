@@ -18,8 +18,9 @@ from penstock_gateway.batches.shown import shown
 from penstock_gateway.batches.specs import OPENAI
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.rows import whose
-from penstock_gateway.checks.json_bodies import Router, object_of
+from penstock_gateway.checks.json_bodies import object_of
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import Router
 from penstock_ledger import (
     BatchesAsked,
     DoorBatchState,

@@ -17,9 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import STATE, Caller
-from penstock_gateway.checks.json_bodies import is_json, json_kept, parsed
+from penstock_gateway.checks.json_bodies import is_json, parsed
 from penstock_gateway.metrics import metrics_of, route_of
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import json_kept
 from penstock_gateway.settings import GatewayFields
 
 __all__ = ["STREAMED", "Bodies"]

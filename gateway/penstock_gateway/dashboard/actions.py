@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.batches.replayed import batch_note
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.dashboard.forms import check_form, read_form
 from penstock_gateway.dashboard.letter_pages import EDIT_MAX, letter_of, letter_page
 from penstock_gateway.dashboard.letters_view import GROUPED_MAX, members
@@ -20,6 +19,7 @@ from penstock_gateway.dashboard.one_job import job_of
 from penstock_gateway.dashboard.pages import page
 from penstock_gateway.dashboard.viewer import Viewer, viewer_with
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobNotReplayable, NothingToReplay, letter_lines
 from penstock_producer import SpecError
 from penstock_producer.job.durations import seconds_of

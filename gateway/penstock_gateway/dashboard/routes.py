@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.batches.replayed import batch_note
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.dashboard import actions, sign_in
 from penstock_gateway.dashboard.answers import answered, sample
 from penstock_gateway.dashboard.job_view import job_view
@@ -27,6 +26,7 @@ from penstock_gateway.dashboard.viewer import Viewer, viewer_with
 from penstock_gateway.dashboard.workers_view import lane_views
 from penstock_gateway.pages import assets
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobState, MadeWith, Provenance, letter_lines
 from penstock_producer.reporting.text import argument
 from penstock_producer.reporting.words import moment

@@ -198,7 +198,7 @@ def _check_nested(body: Mapping[str, Any], top: Collection[str]) -> None:
 
 
 def _names_below(value: Any) -> Iterator[tuple[Path, str]]:
-    """Yield each name inside of the fields with where it stands, which is written down only where it is told: a body may have
+    """Yield each name inside of the fields with where it stands, which is written out only for an error: a body may have
     hundreds of thousands of them, far below one another."""
     waiting: list[tuple[Path | None, Any]] = [(None, value)]
     while waiting:

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.direct.calls import Calls
 from penstock_gateway.direct.routes import May
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import Router
 
 __all__ = ["ModelList", "ModelShown", "router"]
 

@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import Caller, caller_with
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.direct.batch import batch_answer, bodies_of
 from penstock_gateway.direct.calls import Asked, Calls, Told
 from penstock_gateway.direct.fields import CHAT, COMPLETIONS, EMBEDDINGS, checked_body
 from penstock_gateway.direct.requests import checked_timeout, gone, key_of, object_in, timeout_of
 from penstock_gateway.direct.told import refused_for_letter
+from penstock_gateway.routing import Router
 from penstock_ledger.model import DeadLetter, Result
 
 router = Router(tags=["direct"])

@@ -13,11 +13,11 @@ from starlette.responses import Response, StreamingResponse
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.rows import whose
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.files.ranges import NoSuchRange, Span, asked_span
 from penstock_gateway.files.store import FileReader, FileStore
 from penstock_gateway.files.uploads import uploaded
 from penstock_gateway.refused import Refused, not_found
+from penstock_gateway.routing import Router
 from penstock_ledger import DoorFile
 
 router = Router(tags=["files"])

@@ -17,13 +17,13 @@ from fastapi import Query, Request
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.batches.replayed import batch_note
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.letter_shapes import Replay, Replayed
 from penstock_gateway.jobs.names import Writer, find_job, shown_key
 from penstock_gateway.jobs.shapes import CancelOrPause, JobShown, Limits, Move, Purged
 from penstock_gateway.jobs.shown import counted
 from penstock_gateway.jobs.sources import reading
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import Router
 from penstock_ledger import (
     BY_HAND,
     BatchState,

@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.watches import Progress, Watches, event_id
+from penstock_gateway.routing import Router
 from penstock_ledger import OutcomeStore
 
 router = Router()

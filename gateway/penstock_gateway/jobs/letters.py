@@ -11,13 +11,13 @@ from fastapi import Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.for_tenants import told_letter, told_of
 from penstock_gateway.jobs.cursors import decoded, encoded
 from penstock_gateway.jobs.letter_shapes import Letter, LetterList, LetterShown
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.results import NDJSON, streamed, with_cursor
 from penstock_gateway.refused import not_found
+from penstock_gateway.routing import Router
 from penstock_ledger import OutcomeStore
 from penstock_ledger.model import DeadLetter, Job
 from penstock_producer.accepting.sampling import input_line

@@ -8,11 +8,11 @@ from fastapi import Query, Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.cursors import decoded, encoded
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.shapes import JobDetails, JobList
 from penstock_gateway.jobs.shown import detailed, job_shown
+from penstock_gateway.routing import Router
 from penstock_ledger import JobPages, JobPlace
 from penstock_ledger.model import Job, JobState
 

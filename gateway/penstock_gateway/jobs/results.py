@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.for_tenants import told_letter
 from penstock_gateway.jobs.names import Reader, find_job, shown_key
 from penstock_gateway.jobs.sources import reading
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import Router
 from penstock_ledger.model import Job, Result
 from penstock_producer.errors import SinkError
 from penstock_producer.outputs import error_line, output_line

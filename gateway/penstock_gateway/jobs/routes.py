@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs import (
     control,
     events,
@@ -15,6 +14,7 @@ from penstock_gateway.jobs import (
     schedules,
     submitting,
 )
+from penstock_gateway.routing import Router
 
 __all__ = ["router"]
 

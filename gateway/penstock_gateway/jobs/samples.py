@@ -12,7 +12,6 @@ from fastapi import Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.files.form import BATCH
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.jobs.names import Reader, find_job, tenant_of
@@ -20,6 +19,7 @@ from penstock_gateway.jobs.shapes import Between, Extrapolation
 from penstock_gateway.jobs.shown import report_of
 from penstock_gateway.jobs.sources import reading, source_of
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import Router
 from penstock_ledger import EVERYONE, OutcomeStore
 from penstock_ledger.model import Job, Spent
 from penstock_producer.job.lanes import has_own_model

@@ -18,7 +18,6 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.names import Reader, Writer, find_job, stored_key
 from penstock_gateway.jobs.schedule_shapes import (
     FiringShown,
@@ -31,6 +30,7 @@ from penstock_gateway.jobs.schedule_shapes import (
 )
 from penstock_gateway.jobs.sources import with_lane, with_tenant
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import Router
 from penstock_ledger import ScheduleNotFound, ScheduleStore
 from penstock_ledger.schedule import Schedule
 from penstock_producer import OutcomesOf, SpecError

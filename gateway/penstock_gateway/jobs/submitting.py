@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.names import Writer, find_job, stored_key
 from penstock_gateway.jobs.samples import submit_sample
 from penstock_gateway.jobs.shapes import Estimate, JobShown, NewJob, Preview, RequestShown, RowShown
 from penstock_gateway.jobs.shown import counted
 from penstock_gateway.jobs.sources import options_of, reading, source_of
+from penstock_gateway.routing import Router
 from penstock_ledger import JobNotFound, JobStore
 from penstock_ledger.model import Job
 from penstock_producer import SpecError

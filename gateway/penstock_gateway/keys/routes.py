@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import Caller, caller_with
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.cursors import decoded, encoded
 from penstock_gateway.keys.giving import giver_of, keys_of_caller, new_key, refuse_to_revoke, tenant_of
 from penstock_gateway.keys.shapes import KeyList, KeyShown, MadeKey, NewKey, key_fields
 from penstock_gateway.refused import Refused, not_found
+from penstock_gateway.routing import Router
 from penstock_ledger import KEYS_MAX, ApiKey, ApiKeyStore, LockedKeys
 
 router = Router(prefix="/v1/keys", tags=["keys"])

@@ -14,10 +14,10 @@ from fastapi import Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.jobs.names import Reader
 from penstock_gateway.limits.shapes import FailureShown, QuotaAccount, QuotaList, QuotaShown
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import Router
 from penstock_ledger import Cause, QuotaSeen, quotas_seen
 
 router = Router(tags=["limits"])

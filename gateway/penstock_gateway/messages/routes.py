@@ -15,13 +15,13 @@ from penstock_gateway.batches.figures import with_live_counts
 from penstock_gateway.batches.specs import ANTHROPIC, spec_of
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.rows import whose
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import new_id
 from penstock_gateway.messages.intake import taken_in
 from penstock_gateway.messages.results import result_lines
 from penstock_gateway.messages.shown import PATH, shown
 from penstock_gateway.refused import Refused
+from penstock_gateway.routing import Router
 from penstock_ledger import BatchesAsked, DoorBatch, DoorBatchStore, NewDoorBatch, Whose, purge_job
 from penstock_producer import SpecError
 from penstock_producer.job.endpoints import MESSAGES

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from starlette.responses import Response
 
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.refused import not_found
+from penstock_gateway.routing import Router
 
 __all__ = ["asset_path", "router"]
 

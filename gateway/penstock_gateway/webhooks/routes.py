@@ -13,9 +13,9 @@ from starlette.requests import Request
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.rows import whose
-from penstock_gateway.checks.json_bodies import Router
 from penstock_gateway.ids import is_id, new_id
 from penstock_gateway.refused import Refused, not_found
+from penstock_gateway.routing import Router
 from penstock_gateway.webhooks.guard import URL_MAX, NotAllowed, check_host, check_url
 from penstock_ledger import EVERY_EVENT, Delivery, Endpoint, NewEndpoint, WebhookStore
 

@@ -62,7 +62,7 @@ MAX_BUDGET_USD = 1e12  # more is a slip of the keyboard, and no sum in millionth
 MAX_SPAN_S = 100 * 366 * 86_400.0  # a hundred years: moments behind it have no date
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
 MAX_PROMPT_TOKENS = 1_000_000_000  # no model takes more
-MAX_ENTRIES = 1_000  # of one field that is a list or an object: each may be wrong, and is then told of
+MAX_ENTRIES = 1_000  # of one field that is a list or an object: each may be wrong, and then has an error of its own
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
@@ -448,7 +448,7 @@ class JobSpec(BaseModel):
 
 
 def _refuse_bulk(data: Any) -> None:
-    """Raises SpecError for more fields and entries than one by one could be told of."""
+    """Raises SpecError for more fields and entries than could have an error each."""
     if not isinstance(data, Mapping):
         return
     bulk = too_many_unknown([name for name in data if name not in JobSpec.model_fields])

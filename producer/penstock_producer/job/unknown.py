@@ -1,4 +1,4 @@
-"""Names that nobody knows, and which one was probably meant. A caller may send many of them, of any length: both are bounded."""
+"""Unknown names, and which one was probably meant. A caller may send many of them, of any length: both are bounded."""
 
 from __future__ import annotations
 
