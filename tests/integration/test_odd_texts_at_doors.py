@@ -114,7 +114,8 @@ def test_no_text_in_an_address_or_a_head_is_more_than_the_door_can_answer(api: C
         assert not has_half(answer.raw.decode())
     head = "".join(one for one in text if one.isprintable()).encode("utf-8", "replace").decode("latin-1")
     for name in ("Authorization", "Idempotency-Key", "X-Request-Id", "Accept", "If-None-Match", "Range", "Cookie"):
-        answer = api.ask("GET", f"/v1/jobs/{job}/results", **{name: head})
+        headers: dict[str, Any] = {name: head}
+        answer = api.ask("GET", f"/v1/jobs/{job}/results", **headers)
         assert answer.status < 500, (name, answer.raw)
 
 
