@@ -81,7 +81,7 @@ def asked(text: str, source: str, job: str) -> dict[tuple[str, str], Any]:
 def test_no_text_in_a_body_is_more_than_the_door_can_answer(
     api: Client, settings: GatewaySettings, db: Database, job: str, text: str
 ) -> None:
-    """A door does not read half an emoji as JSON; the words of a person are stored by the rule; nothing is an error of the door's."""
+    """Half an emoji is refused as JSON, a person's words are stored by the rule, and nothing is an error of the door's own."""
     for (method, path), body in asked(text, place(settings), job).items():
         answer = api.ask(method, path, raw=json.dumps(body).encode())
         assert answer.status < 500 or answer.status == AWAY, (path, answer.raw)
