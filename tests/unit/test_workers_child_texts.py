@@ -109,7 +109,7 @@ PATIENCE_S = 30.0  # for what hung for ever before
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("modules")
-    (folder / "odd_texts.py").write_text(MODULE)
+    (folder / "hooks_of_odd_texts.py").write_text(MODULE)
     (folder / "odd_import.py").write_text("raise type('Own', (BaseException,), {})('\\ud83d')\n")
     (folder / "cancels_import.py").write_text("import asyncio\nraise asyncio.CancelledError\n")
     (folder / "failing_import.py").write_text(
@@ -136,7 +136,7 @@ async def said_by(pool: ChildPool, call: ChildCall) -> ChildReply | CallEndedChi
 
 
 def after(name: str, text: str = "doc", answer: bytes = b'{"a":1}') -> Postprocess:
-    return Postprocess(f"odd_texts:{name}", "job", 1, text, "/v1/x", b"{}", answer)
+    return Postprocess(f"hooks_of_odd_texts:{name}", "job", 1, text, "/v1/x", b"{}", answer)
 
 
 @pytest.mark.parametrize("text", ["half", "enormous", "failing", "leaving", "number"])
@@ -161,7 +161,7 @@ async def test_a_text_that_takes_for_ever_costs_its_own_call(pool: ChildPool, ho
     ("hook", "expected"),
     [
         ("plain_error", "ValueError: \ufffd and a NUL"),
-        ("own_base", "odd_texts.Own: \ufffd"),
+        ("own_base", "hooks_of_odd_texts.Own: \ufffd"),
         ("plain_reason", "\ufffd"),
         ("odd_notes", "ValueError: x"),
         ("hides_its_trace", ""),

@@ -51,7 +51,7 @@ def rows(value: object, most: int) -> list[Mapping[str, Any]]:
 
 
 class LineReader(Generic[Line]):
-    """Reads lines of an output, of which parts are ``msgspec.Raw`` and are kept as they came."""
+    """Reads lines of an output, in which some parts are kept as raw bytes."""
 
     def __init__(self, form: type[Line]) -> None:
         self._decoder = msgspec.json.Decoder(form)
