@@ -50,8 +50,8 @@ def _in_words_of(write_error: Dialect, handler: Handler) -> Handler:
 
 
 async def download(shop: BatchShop, request: web.Request, batch: Batch, path: Path) -> web.StreamResponse:
-    """Results: whole, broken off, or as long as a provider has written them. Ranges are answered, so a download can go on where it
-    ended. Raises Refused."""
+    """Results: whole, broken off, or as far as they are written. Ranges are answered, so a download can go on where it ended.
+    Raises Refused."""
     is_whole = shop.read(batch, path.name)
     if shop.strikes("download", shop.config.batch_cut_share):
         return await _broken_off(request, path)
