@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -63,7 +64,8 @@ async def download(shop: BatchShop, request: web.Request, batch: Batch, path: Pa
 
 async def _broken_off(request: web.Request, path: Path) -> web.StreamResponse:
     """The first half of a file; then the connection ends."""
-    size = path.stat().st_size
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
     response = web.StreamResponse()
     response.content_length = size
     await response.prepare(request)
