@@ -197,7 +197,7 @@ def test_answers_that_never_came_are_in_the_account_once(db: Database, batches: 
 
 
 def test_missing_answers_hold_up_no_rescue(db: Database, batches: ProviderBatchStore) -> None:
-    """A batch that a worker reads is not handed over to another lane; one whose answers it looks for is, and is still running."""
+    """A batch that a worker reads is not handed over to another lane; one whose answers are missing is, and counts as running."""
     of_feed(db, batches, packed("t1"), packed("t2"))
     now = time.time()
     for batch in batches.take(ME, LEASE_S, 10):
