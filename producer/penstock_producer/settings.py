@@ -28,7 +28,15 @@ from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYT
 from penstock_producer.source_roots import SourceRoots, check_root, overlap
 from penstock_producer.storage import check_destination
 
-__all__ = ["ProducerSettings", "ProviderFacts", "check_url", "config_path", "refuse_example_password", "variable"]
+__all__ = [
+    "DoorFiles",
+    "ProducerSettings",
+    "ProviderFacts",
+    "check_url",
+    "config_path",
+    "refuse_example_password",
+    "variable",
+]
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
