@@ -206,7 +206,9 @@ class WorkerSettings(LaneFields, ProducerSettings):
 
     lane: Literal[Lane, "control"] = DEFAULT_LANE
     concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 256  # items in flight in one process, on one loop
-    prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = 2  # claimed = running + waiting for the group commit
+    prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = (
+        2  # claimed = in slots, until they are stored + waiting for a slot
+    )
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 25.0  # below the shortest spot notice (30 s)
     spot_notices: Literal["aws", "gcp", "azure"] | None = None  # whose metadata service is asked; None = SIGTERM alone
     spot_notices_url: str | None = None  # of that service, where it is not http://169.254.169.254, as with IPv6 alone

@@ -24,8 +24,8 @@ def move(
     """Let a running job go on in another lane; what is done stays, and what is under way is not lost."""
     from penstock_cli.connect import books
     from penstock_ledger import BY_HAND, LaneMoves
+    from penstock_producer.reporting.reasons import no_worker
     from penstock_producer.reporting.text import safe
-    from penstock_producer.reporting.waits import no_worker
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)

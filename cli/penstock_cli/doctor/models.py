@@ -13,8 +13,8 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.served import missing_provider, serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs
 from penstock_producer.reporting.engines import cards_in_words, engines_of
+from penstock_producer.reporting.reasons import standing_of, unserved_models
 from penstock_producer.reporting.text import safe
-from penstock_producer.reporting.waits import look, unserved_models
 
 SUBJECT = "models"
 JOBS_SHOWN = 10
@@ -56,7 +56,7 @@ def _models(hot: RedisLedger, database: Database) -> Iterator[Finding]:
         (job, wait.said)
         for job in running
         if has_own_model(job.lane)
-        for wait in unserved_models(look(hot, database, job, workers))
+        for wait in unserved_models(standing_of(hot, database, job, workers))
     ]
     fix = (
         "start a worker with that model, give one that name (gpu.names, embed.names), or cancel the job; its items wait"

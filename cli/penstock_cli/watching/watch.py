@@ -23,10 +23,10 @@ from penstock_producer.reporting.reasons import (
     latest_cause,
     retried_by_reason,
     retries,
+    standing_of,
+    waits,
 )
 from penstock_producer.reporting.text import one_line
-from penstock_producer.reporting.waits import look as look_at
-from penstock_producer.reporting.waits import waits
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
 STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
@@ -120,7 +120,7 @@ class Watch:
         lane, provider = self.job.lane, str(self.job.spec.get("provider", "default"))
         cause = latest_cause(redis.failing.of(provider, self.job.job_id))
         line = None if cause is None else cause_line(cause)
-        standing = look_at(redis, self._books.database, self.job, seen)
+        standing = standing_of(redis, self._books.database, self.job, seen)
         found: list[str | None] = [wait.said for wait in waits(standing, served=served)]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
         budget_usd = self.job.spec.get("budget_usd")

@@ -48,7 +48,7 @@ from penstock_producer.reporting.account import Report
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.course import Course
 from penstock_producer.reporting.gather import gathered
-from penstock_producer.reporting.waits import Wait, look, waits
+from penstock_producer.reporting.reasons import Wait, standing_of, waits
 
 __all__ = ["Desk", "JobSeenNow", "desk_of", "in_state_of"]
 
@@ -127,7 +127,9 @@ class Desk:
             causes = ledger.failing.of(provider, job.job_id)
             account = ledger.budgets.seen(job.job_id) if job.state is JobState.RUNNING else None
             workers = ledger.workers()
-            waiting = list(waits(look(ledger, self.database, job, workers))) if job.state is JobState.RUNNING else []
+            waiting = (
+                list(waits(standing_of(ledger, self.database, job, workers))) if job.state is JobState.RUNNING else []
+            )
             return ledger.stats(job.job_id), workers, ledger.depth(queue_name(lane)), causes, quota, account, waiting
 
         found = self.asked(hot)

@@ -23,6 +23,7 @@ from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.origin import from_job_line, started_by_line
 from penstock_producer.reporting.pauses import advice_for, pause_lines
 from penstock_producer.reporting.reasons import (
+    Wait,
     cause_line,
     held_budget,
     held_by_calls,
@@ -33,7 +34,6 @@ from penstock_producer.reporting.reasons import (
 )
 from penstock_producer.reporting.surfaces import on_page
 from penstock_producer.reporting.text import argument, count, duration, one_line, percent, rate, usd
-from penstock_producer.reporting.waits import Wait
 from penstock_producer.reporting.words import (
     batches_line,
     besides_lines,

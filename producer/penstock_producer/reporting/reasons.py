@@ -1,34 +1,50 @@
-"""What keeps a running job from going faster, or from going at all: sentences for `status`, the panel and the log."""
+"""What keeps a running job from going faster, or from going at all: sentences for `status`, the screen of a run and the page.
+
+Why documents wait is a ``Wait``: a code and the words of its sentence, which is in ``SENTENCES``. What a pause waits for is in
+``pauses``, and what bounds a provider's quota in the views of the quota.
+"""
 
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock_ledger import RETRIED
-from penstock_producer.feed.served import ALIVE_S
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.served import ALIVE_S, missing_model, serving_of, unserved_queues
+from penstock_producer.job.lanes import has_own_model
 from penstock_producer.prices.spent_budget import next_month
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.text import count, duration, one_line
 
 __all__ = [
     "CAUSE_FRESH_S",
+    "SENTENCES",
+    "UNLED_AFTER_S",
+    "Standing",
+    "Wait",
     "cause_line",
     "held_budget",
     "held_by_calls",
     "held_by_tenant",
     "in_hooks",
     "latest_cause",
+    "no_worker",
     "retried_by_reason",
     "retried_line",
     "retries",
     "reused_lines",
+    "standing_of",
+    "unserved_models",
+    "waits",
 ]
 
 if TYPE_CHECKING:
-    from penstock_ledger import Account, Cause, WorkerSeen
+    from penstock_ledger import Account, Cause, Database, Depth, LaneMove, Memory, RedisLedger, WorkerSeen
     from penstock_ledger.model import Job
 
 CAUSE_FRESH_S = 600.0  # a failure from before says nothing of now
@@ -144,3 +160,187 @@ def _in_hook(seen: WorkerSeen, hook: str | None) -> tuple[int, float] | None:
     except (KeyError, ValueError):
         return None
     return (calls, seconds) if math.isfinite(seconds) else None
+
+
+# -- why documents wait: codes with what they name, and the one table of their sentences ------------------------------------
+
+QUEUES_SHOWN: Final = 5  # of models that no worker serves
+WORDS_CHARS: Final = 300
+UNLED_AFTER_S: Final = 20.0  # longer than a lease: a job that is new, or whose leader died, is led again before
+
+SENTENCES: Final[Mapping[str, str]] = {
+    "no_worker": "no worker serves lane {lane}: start one with  penstock worker --lane {lane}",
+    "no_model": "{missing}",
+    "no_model_of_queue": "no worker serves the models of queue {queues}; served here: {served}",
+    "no_leader": (
+        "no control process leads this job: nothing of it is fed, tried again or completed; start one with  penstock control"
+    ),
+    "redis_full": (
+        "Redis holds {used} of {most} MB: nothing more is fed until finished documents make room, or its maxmemory is raised"
+    ),
+    "store_away": "outcomes wait in workers to be stored, the oldest for {seconds}: {store} does not take them",
+    "suspects": "waiting to be tried apart from others, since they were in flight when workers died: {number}",
+    "leaving_batches": "documents that went into batches of lane {before} are waited for before lane {lane} gets the others",
+    "parked": "waiting outside the queue until control puts them back: {number} of this job",
+    "all_delayed": "all that is left in the queue of lane {lane} waits for its next try: {number}",
+    "slots_taken": "all {slots} slots of {workers} are taken; waiting for one: {number}",
+    "set_aside": "set aside in penstock:parked:unknown, since no worker could read or place them: {number}, of whichever job",
+}
+"""What is said of each reason. ``waits`` gives the words in braces."""
+
+
+class Wait(NamedTuple):
+    """One reason. ``params`` are the words of its sentence."""
+
+    code: str
+    params: Mapping[str, str] = {}  # never changed
+
+    @property
+    def said(self) -> str:
+        return SENTENCES[self.code].format_map(self.params)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a running job and its surroundings at one moment."""
+
+    job: Job
+    workers: Sequence[WorkerSeen] = ()
+    queues: Mapping[str, Depth] = field(default_factory=dict)  # of its lane
+    waiting: Mapping[str, int] = field(default_factory=dict)  # messages of the job in these, among the first of each
+    bound: str | None = None  # queue of the model that answers a job which names none
+    is_led: bool = True  # a control process leads its feeds
+    memory: Memory | None = None  # of Redis
+    parked: int = 0  # messages of the job
+    set_aside: int = 0  # messages of all jobs
+    moves: Sequence[LaneMove] = ()
+    at: float = field(default_factory=time.time)
+
+    @property
+    def living(self) -> list[WorkerSeen]:
+        return _living(self.workers, self.job.lane)
+
+
+def standing_of(hot: RedisLedger, database: Database, job: Job, workers: Sequence[WorkerSeen]) -> Standing:
+    """What both stores know of a job now. Raises what they raise."""
+    from penstock_ledger import JobStore, LaneMoves
+
+    hosts, queues = has_own_model(job.lane), hot.depths(queue_name(job.lane))
+    return Standing(
+        job,
+        workers,
+        queues,
+        {queue: hot.next_of(job.job_id, queue) for queue, depth in queues.items() if depth.queued} if hosts else {},
+        hot.bound(job.job_id) if hosts and job.spec.get("model") is None else None,
+        JobStore(database).is_led(job.job_id),
+        hot.memory(),
+        hot.parked([job.job_id])[0],
+        hot.parked_unknown(),
+        LaneMoves(database).of(job.job_id) if job.moves else (),
+    )
+
+
+def waits(standing: Standing, *, served: bool = False) -> Iterator[Wait]:
+    """The most serious first; nothing of a job that does not run. ``served``: whoever asks has workers of his own."""
+    if standing.job.state != "running":
+        return
+    found = [*_not_served(standing, served=served), *_held_up(standing)]
+    yield from found
+    if not found:
+        yield from _busy(standing)
+    if standing.set_aside:
+        yield Wait("set_aside", {"number": _messages(standing.set_aside)})
+
+
+def _not_served(standing: Standing, *, served: bool) -> Iterator[Wait]:
+    """Nobody does what the documents wait for."""
+    job = standing.job
+    if not served and (nobody := no_worker(standing.workers, job.lane)) is not None:
+        yield nobody
+    if has_own_model(job.lane):
+        yield from unserved_models(standing)
+    if not standing.is_led and standing.at - job.created_at > UNLED_AFTER_S:
+        yield Wait("no_leader")
+
+
+def no_worker(workers: Iterable[WorkerSeen], lane: str) -> Wait | None:
+    """None where a worker of the lane lives."""
+    return None if _living(workers, lane) else Wait("no_worker", {"lane": shlex.quote(lane)})
+
+
+def unserved_models(standing: Standing) -> Iterator[Wait]:
+    """The job's model, else models of queues in which its messages wait: its lines may name others than the job does."""
+    job = standing.job
+    serving = serving_of(standing.workers, job.lane)
+    missing = missing_model(serving, job.spec.get("model"), standing.bound)
+    if missing is not None:
+        yield Wait("no_model", {"missing": one_line(missing, WORDS_CHARS)})
+        return
+    queues = unserved_queues(serving, standing.waiting) if serving.workers else []
+    if queues:
+        shown = ", ".join(queues[:QUEUES_SHOWN]) + (" and more" if len(queues) > QUEUES_SHOWN else "")
+        words = {"queues": one_line(shown, WORDS_CHARS), "served": one_line(serving.in_words(), WORDS_CHARS)}
+        yield Wait("no_model_of_queue", words)
+
+
+def _held_up(standing: Standing) -> Iterator[Wait]:
+    """Something has to end first."""
+    memory, moves = standing.memory, standing.moves
+    if memory is not None and memory.is_tight:
+        yield Wait("redis_full", {"used": _megabytes(memory.used), "most": _megabytes(memory.maxmemory)})
+    away = [(seen.info["store_away"], _number(seen.info.get("store_s"))) for seen in standing.living if _is_away(seen)]
+    for store in sorted({name for name, _ in away}):
+        longest = max(seconds for name, seconds in away if name == store)
+        words = {"seconds": duration(longest), "store": one_line(store)}
+        yield Wait("store_away", words)
+    suspects = int(sum(_number(seen.info.get("suspects")) for seen in standing.living))
+    if suspects:
+        yield Wait("suspects", {"number": _documents(suspects)})
+    if moves and moves[-1].left_at is None and moves[-1].before is not None:
+        yield Wait("leaving_batches", {"before": moves[-1].before, "lane": moves[-1].lane})
+    if standing.parked:
+        yield Wait("parked", {"number": _documents(standing.parked)})
+
+
+def _busy(standing: Standing) -> Iterator[Wait]:
+    """All is well, and there is no more of it."""
+    queued = sum(depth.queued for depth in standing.queues.values())
+    claimed = sum(depth.unacked for depth in standing.queues.values())
+    delayed = sum(depth.delayed for depth in standing.queues.values())
+    if delayed and not queued and not claimed:
+        yield Wait("all_delayed", {"number": _documents(delayed), "lane": standing.job.lane})
+    slots = sum(_number(seen.info.get("concurrency")) for seen in standing.living)
+    taken = sum(_number(seen.info.get("in_flight")) for seen in standing.living)
+    if queued and 0 < slots <= taken:
+        living = len(standing.living)
+        workers = "one worker" if living == 1 else f"{count(living)} workers"
+        yield Wait("slots_taken", {"slots": count(int(slots)), "workers": workers, "number": _documents(queued)})
+
+
+def _living(workers: Iterable[WorkerSeen], lane: str) -> list[WorkerSeen]:
+    return [seen for seen in workers if seen.info.get("lane") == lane and seen.seconds_ago < ALIVE_S]
+
+
+def _is_away(seen: WorkerSeen) -> bool:
+    return bool(seen.info.get("store_away"))
+
+
+def _number(text: str | None) -> float:
+    """Heartbeats are text of other processes, perhaps of another release: what is no number is 0."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) and value >= 0 else 0.0
+
+
+def _documents(number: int) -> str:
+    return "1 document" if number == 1 else f"{count(number)} documents"
+
+
+def _messages(number: int) -> str:
+    return "1 message" if number == 1 else f"{count(number)} messages"
+
+
+def _megabytes(size: int) -> str:
+    return count(round(size / 1_000_000))

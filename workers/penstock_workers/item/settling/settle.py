@@ -25,7 +25,7 @@ from penstock_workers.item.settling.writes import Writes
 
 log = logging.getLogger(__name__)
 
-STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the prefetch bounds how many
+STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the slots bound how many
 
 Durable = Callable[[Sequence[Settled]], None]  # called with each group that is durable; must not raise
 
