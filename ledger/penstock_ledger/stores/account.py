@@ -123,7 +123,7 @@ def superseded_by(connection: Connection, job_id: str, generation: int) -> dict[
     return {row.lane: [int(getattr(row, name)) for name in _FIGURES] for row in connection.execute(query)}
 
 
-# -- what messages say of earlier attempts ------------------------------------------------------------------------------------------------
+# -- what messages say of earlier attempts -----------------------------------------------------------------------------
 
 
 def take_out_earlier(connection: Connection, earlier: Mapping[ItemKey, Paid], *, remainders: bool = False) -> None:

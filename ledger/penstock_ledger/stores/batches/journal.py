@@ -232,7 +232,7 @@ class ProviderBatchStore(BatchFigures):
         earlier: Mapping[ItemKey, Paid] = NOTHING_EARLIER,
     ) -> set[ItemKey]:
         """What documents of a batch came to, in one transaction: outcomes, those that wait for another batch, and what was
-        paid ``beside`` for those whose job has left the lane. ``earlier``: what outcomes say of earlier attempts. Returns the keys
+        paid ``beside`` for those whose job has left the lane. ``earlier``: what outcomes say of earlier attempts. Returns those
         that had an outcome before. Doing it again changes nothing."""
 
         def also(connection: Connection) -> None:
