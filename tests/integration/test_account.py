@@ -88,7 +88,7 @@ class Histories:
         key, before = self.messages.pop(self.chance.randrange(len(self.messages)))
         store = self.stores[self.chance.choice(["api", "gpu", None])]
         results, letters = self.outcome(key, before.plus(self.call()))
-        self.do(lambda: store.settle(results, letters, told={key: before} if any(before) else {}))
+        self.do(lambda: store.settle(results, letters, earlier={key: before} if any(before) else {}))
 
     def retries(self) -> None:
         """Its answer misses the schema: paid, and asked again."""
@@ -121,7 +121,7 @@ class Histories:
         fate = self.chance.choice(["outcome", "elsewhere", "waits", "passed on"])
         if fate == "outcome":
             results, letters = self.outcome(doc, first.plus(self.call()))
-            self.do(lambda: self.batches.settle("t2", results, letters, [], told={doc: first}))
+            self.do(lambda: self.batches.settle("t2", results, letters, [], earlier={doc: first}))
         elif fate == "elsewhere":
             results, letters = self.outcome(doc, self.call())
             self.do(lambda: OutcomeStore(self.db, "api").settle(results, letters))
@@ -178,7 +178,7 @@ def test_whatever_happens_the_account_is_what_was_billed(either: Database, seed:
     if story.messages:
         key, before = story.messages[0]
         results, letters = story.outcome(key, before.plus(story.call()))
-        OutcomeStore(either, "api").settle(results, letters, told={key: before} if any(before) else {})
+        OutcomeStore(either, "api").settle(results, letters, earlier={key: before} if any(before) else {})
         _agrees(either, story)
 
 

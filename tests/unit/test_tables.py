@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from penstock_ledger.model import DeadLetter, ItemKey, Result
+from penstock_ledger.model import DeadLetter, ItemKey, Paid, Result
 from penstock_ledger.vectors import Vectors, pack
 from penstock_producer.errors import SinkError
+from penstock_producer.reporting.prices import money_of, usd_of_outcome
 from penstock_producer.storage import open_sink
 from penstock_producer.tables import arrow
 from penstock_producer.tables.columns import Column, Table
@@ -280,3 +282,17 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch:
         with pytest.raises(SinkError, match=r"pip install 'penstock\[parquet\]'"):
             ask()
     assert check_format("csv") == "csv"
+
+
+def test_what_no_price_is_known_of_has_no_cost() -> None:
+    """An unknown price is null and never 0; an answer that was reused cost nothing, and older rows say it by their figures."""
+    made = Result(ItemKey("j", 1, "d"), 200, b"{}", None, "m", "stop", 3, 4, 5, 6, 1, 1)
+    free, unpriced = structs.replace(made, cost_microusd=0), structs.replace(made, unpriced=1)
+    assert usd_of_outcome(made) == 5 / 1_000_000
+    assert usd_of_outcome(free) == 0.0
+    assert usd_of_outcome(unpriced) is None
+    assert usd_of_outcome(structs.replace(free, unpriced=None)) is None
+    assert usd_of_outcome(structs.replace(free, unpriced=None, calls=0, reason="dedup")) == 0.0
+    assert money_of(Paid(1, 3, 4, 5, 0)).words == "<$0.0001"
+    assert money_of(Paid(2, 3, 4, 5_000_000, 1)).words == "at least $5.00 (some prices unknown)"
+    assert money_of(Paid(2, 3, 4, 0, 1)).words == "unknown"

@@ -263,6 +263,6 @@ def _spent(figures: JobFigures) -> list[str]:
 
 
 def _cost(figures: JobFigures) -> str:
-    """Before the first answer nobody knows whether it has a price."""
+    """Before the first answer it is not known whether that has a price."""
     is_any = figures.cost_microusd or figures.prompt_tokens or figures.completion_tokens or figures.unpriced
     return money_of(figures).words if is_any else "none yet"

@@ -109,6 +109,7 @@ class SpendingStore:
         return iter(self._db.read(fetch))
 
 
+LAST_YEAR: Final = 253_000_000_000.0  # Unix seconds: the last that calendars know
 _NONE: Final = (0,) * (len(Spending._fields) - 2)
 
 
@@ -158,7 +159,7 @@ def _kept(since: float, tenants: Tenants, of: Any = spending.c.tenant) -> Any:
 def _purged_before(since: float, tenants: Tenants) -> Any:
     """What releases before have kept of purged jobs: money alone, by the month in which they were accepted."""
     cost = func.sum(purged_costs.c.cost_microusd).label("cost_microusd")
-    first = month_of(since).name if since > 0 else ""
+    first = month_of(min(since, LAST_YEAR)).name if since > 0 else ""
     chosen = [purged_costs.c.month > first, *_of_tenants(tenants, purged_costs.c.tenant)]
     return select(purged_costs.c.tenant, cost).where(*chosen).group_by(purged_costs.c.tenant)
 

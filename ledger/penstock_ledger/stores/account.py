@@ -123,22 +123,22 @@ def superseded_by(connection: Connection, job_id: str, generation: int) -> dict[
     return {row.lane: [int(getattr(row, name)) for name in _FIGURES] for row in connection.execute(query)}
 
 
-# -- what messages told of ------------------------------------------------------------------------------------------------
+# -- what messages say of earlier attempts -----------------------------------------------------------------------------
 
 
-def take_out_told(connection: Connection, told: Mapping[ItemKey, Paid], *, remainders: bool = False) -> None:
-    """Take out what was noted of earlier attempts at documents that have their outcomes now. ``told`` is how much of it those
+def take_out_earlier(connection: Connection, earlier: Mapping[ItemKey, Paid], *, remainders: bool = False) -> None:
+    """Take out what was noted of earlier attempts at documents that have their outcomes now. ``earlier`` is how much of it those
     outcomes say; what was noted beyond that is kept as forgotten. ``remainders``: what batches have left of them goes, too."""
-    earlier = or_(paid_beside.c.why == RETRIED, paid_beside.c.answer.startswith(WAITED, autoescape=True))
-    with_money = [key for key, paid in told.items() if any(paid)]
+    notes = or_(paid_beside.c.why == RETRIED, paid_beside.c.answer.startswith(WAITED, autoescape=True))
+    with_money = [key for key, paid in earlier.items() if any(paid)]
     noted: dict[ItemKey, Paid] = {}
-    gone = list(_taken(connection, paid_beside, with_money, earlier))
+    gone = list(_taken(connection, paid_beside, with_money, notes))
     if remainders:
-        gone += _taken(connection, batch_remainders, told)
+        gone += _taken(connection, batch_remainders, earlier)
     for key, paid in gone:
         noted[key] = noted.get(key, Paid()).plus(paid)
     for key, paid in sorted(noted.items()):
-        beyond = paid.beyond(told[key])
+        beyond = paid.beyond(earlier[key])
         if any(beyond[1:]):
             add_spent(
                 connection, key.job_id, generation=key.generation, kind=FORGOTTEN, documents=1, **beyond._asdict()

@@ -25,7 +25,7 @@ from sqlalchemy import (
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, LaneCounts, Paid, PaidBeside, Result, Spent
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import feeds, outcomes
-from penstock_ledger.stores.account import mend_replays, rest_of_generation, rest_of_job, take_out_told
+from penstock_ledger.stores.account import mend_replays, rest_of_generation, rest_of_job, take_out_earlier
 from penstock_ledger.stores.outcome_insert import KEYS_MAX, insert_outcomes, terminal_keys
 from penstock_ledger.stores.outcome_rows import (
     KEY_COLUMNS,
@@ -66,7 +66,7 @@ _REFUSED_LINES: Final = select(outcomes.c.line).where(
     outcomes.c.job_id == bindparam("job"), outcomes.c.generation == 1, _IS_DEAD, outcomes.c.line.is_not(None)
 )
 
-NOTHING_TOLD: Final[Mapping[ItemKey, Paid]] = {}
+NOTHING_EARLIER: Final[Mapping[ItemKey, Paid]] = {}
 
 T = TypeVar("T")
 Query = Select[*tuple[Any, ...]]
@@ -93,7 +93,7 @@ class OutcomeStore:
         results: Sequence[Result],
         letters: Sequence[DeadLetter],
         *,
-        told: Mapping[ItemKey, Paid] = NOTHING_TOLD,
+        earlier: Mapping[ItemKey, Paid] = NOTHING_EARLIER,
         retried: Sequence[tuple[str, PaidBeside]] = (),
         left: Sequence[PaidBeside] = (),
         from_batches: bool = False,
@@ -105,7 +105,7 @@ class OutcomeStore:
         belongs to them, in the same transaction and after them. A loser that was paid for and is another answer than the
         outcome that is there is noted as such, see ``Counts.answered_twice``.
 
-        ``told`` is what outcomes say of earlier attempts that were paid for. ``retried`` are attempts that were paid for and
+        ``earlier`` is what outcomes say of earlier attempts that were paid for. ``retried`` are attempts that were paid for and
         came to none, each by a name of its own; ``left`` are those whose messages end since their job has left the lane.
         Noting the same again changes nothing. ``from_batches``: what batches have left of the documents goes with it.
         """
@@ -121,10 +121,10 @@ class OutcomeStore:
         def write(connection: Connection) -> set[ItemKey]:
             losers = insert_outcomes(connection, ordered)
             if losers:
-                add_second_answers(connection, (row for row in ordered if key_of(row) in losers), told)
-            if told or from_batches:
-                noted = {key: told.get(key, Paid()) for key in (rows if from_batches else told)}
-                take_out_told(
+                add_second_answers(connection, (row for row in ordered if key_of(row) in losers), earlier)
+            if earlier or from_batches:
+                noted = {key: earlier.get(key, Paid()) for key in (rows if from_batches else earlier)}
+                take_out_earlier(
                     connection,
                     {key: Paid() if key in losers else paid for key, paid in noted.items()},
                     remainders=from_batches,

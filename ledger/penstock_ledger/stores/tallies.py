@@ -71,16 +71,16 @@ def add_rows(connection: Connection, rows: Iterable[OutcomeRow]) -> None:
     _add_to_lanes(connection, {which: _lane_sums(same) for which, same in of_lane.items()})
 
 
-def add_second_answers(connection: Connection, rows: Iterable[OutcomeRow], told: Mapping[ItemKey, Paid]) -> None:
+def add_second_answers(connection: Connection, rows: Iterable[OutcomeRow], earlier: Mapping[ItemKey, Paid]) -> None:
     """Note those of ``rows``, which lost to outcomes that were there before, that were paid for and say something else: the
-    same outcome written again is no other answer. ``told``: what they say of earlier attempts, which is noted elsewhere."""
+    same outcome written again is no other answer. ``earlier``: what they say of earlier attempts, which is noted elsewhere."""
     found = list[dict[str, Any]]()
     for row in rows:
         if not row[_CALLS]:
             continue
         key = ItemKey(*row[:KEY_COLUMNS])
         stored = connection.execute(_STORED, {f"its_{name}": value for name, value in key._asdict().items()}).first()
-        own = Paid(*(row[place] or 0 for place in _SUMMED)).beyond(told.get(key, Paid()))
+        own = Paid(*(row[place] or 0 for place in _SUMMED)).beyond(earlier.get(key, Paid()))
         if stored is None:  # its job was purged
             add_spent(connection, key.job_id, generation=key.generation, kind=PURGED, documents=1, **own._asdict())
         elif _said(stored) != _said(row):

@@ -71,7 +71,7 @@ def lane_name(one: LaneCost) -> str:
 
 
 def besides_lines(report: Report) -> Iterator[str]:
-    """What of the money is in no visible outcome, so that nobody looks for it there."""
+    """Say what of the money is in no visible outcome."""
     for kind, words in _BESIDES.items():
         if kind in report.spent_besides:
             yield f"of it {Money(report.spent_besides[kind], True).words} for {words}"
@@ -79,7 +79,7 @@ def besides_lines(report: Report) -> Iterator[str]:
 
 _BESIDES: Final = {
     "superseded": "dead letters that were replayed since",
-    "unread": "answers of lost batches, which nobody has read",
+    "unread": "answers of lost batches, which were not read",
     "retried": "attempts at documents that are not finished",
     "waiting": "documents that wait for another batch",
     "forgotten": "attempts that were made again, as Redis had lost them",

@@ -24,11 +24,11 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import provider_batch_ids as kept_ids
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
-from penstock_ledger.stores.account import UNREAD, WAITED, add_spent, take_out_told
+from penstock_ledger.stores.account import UNREAD, WAITED, add_spent, take_out_earlier
 from penstock_ledger.stores.batches.figures import IS_OPEN, BatchFigures, batch_of, held_beside
 from penstock_ledger.stores.batches.remainders import claim, move, put_back, take_waiting
 from penstock_ledger.stores.feeds import FeedStore
-from penstock_ledger.stores.outcomes import NOTHING_TOLD, OutcomeStore
+from penstock_ledger.stores.outcomes import NOTHING_EARLIER, OutcomeStore
 from penstock_ledger.stores.spool import mark_fed
 from penstock_ledger.stores.tallies import add_beside
 
@@ -255,10 +255,10 @@ class ProviderBatchStore(BatchFigures):
         letters: Sequence[DeadLetter],
         left: Sequence[Remainder],
         beside: Sequence[PaidBeside] = (),
-        told: Mapping[ItemKey, Paid] = NOTHING_TOLD,
+        earlier: Mapping[ItemKey, Paid] = NOTHING_EARLIER,
     ) -> set[ItemKey]:
         """What documents of a batch came to, in one transaction: outcomes, those that wait for another batch, and what was
-        paid ``beside`` for those whose job has left the lane. ``told``: what outcomes say of earlier attempts. Returns the keys
+        paid ``beside`` for those whose job has left the lane. ``earlier``: what outcomes say of earlier attempts. Returns those
         that had an outcome before. Doing it again changes nothing."""
 
         def also(connection: Connection) -> None:
@@ -266,12 +266,12 @@ class ProviderBatchStore(BatchFigures):
             add_beside(connection, beside, f"batch-{tag}")
 
         store = OutcomeStore(self._db, self._lane)
-        return store.settle(results, letters, told=told, from_batches=True, also=also)
+        return store.settle(results, letters, earlier=earlier, from_batches=True, also=also)
 
     def forget(self, keys: Collection[ItemKey]) -> None:
         """These remainders have got an outcome elsewhere."""
-        told = dict.fromkeys(keys, Paid())
-        self._db.write(lambda connection: take_out_told(connection, told, remainders=True))
+        earlier = dict.fromkeys(keys, Paid())
+        self._db.write(lambda connection: take_out_earlier(connection, earlier, remainders=True))
 
     def passed_on(self, keys: Collection[ItemKey]) -> None:
         """These remainders are in another lane by now, whose outcomes say nothing of what batches have cost before: that is

@@ -59,7 +59,7 @@ class Records:
         if results:
             self._made_with.note(group)
         self._outcomes.settle(
-            results, letters, told=told_by(group), retried=_retried(group, self._token), left=_left(group)
+            results, letters, earlier=earlier_in(group), retried=_retried(group, self._token), left=_left(group)
         )
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
@@ -158,7 +158,7 @@ def _moved(group: Iterable[Settled]) -> dict[str, list[tuple[str, bytes]]]:
     return messages
 
 
-def told_by(group: Iterable[Settled]) -> dict[ItemKey, Paid]:
+def earlier_in(group: Iterable[Settled]) -> dict[ItemKey, Paid]:
     """Return what outcomes tell of earlier attempts that were paid for, as their messages do."""
     return {
         item.key: before

@@ -25,7 +25,7 @@ from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
 from penstock_workers.item.settling.made_with import MadeWithNotes
-from penstock_workers.item.settling.records import pauses_of, told_by
+from penstock_workers.item.settling.records import earlier_in, pauses_of
 from penstock_workers.item.settling.rows import reason_of
 from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
 
@@ -58,7 +58,7 @@ class BatchRecords:
             again = [(attempt, outcome) for attempt, outcome in some if isinstance(outcome, Retry | Parked)]
             left = [_left(attempt, outcome) for attempt, outcome in again]
             beside = [_beside(attempt) for attempt, _ in again if attempt.has_left and attempt.calls]
-            self._batches.settle(tag, results, letters, left, beside, told_by(map(Settled._make, some)))
+            self._batches.settle(tag, results, letters, left, beside, earlier_in(map(Settled._make, some)))
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
             self._jobs.set_state(job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at)
