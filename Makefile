@@ -47,19 +47,7 @@ $(EMBED_VENV)/.installed: pyproject.toml constraints.txt
 	@$(EMBED_VENV)/bin/python $(INSTALL) --editable '.[embed,embedded]' --group demo-embed
 	@touch $@
 
-demo-audit: $(AUDIT)/.installed ## list what is installed (audit/sbom.json, CycloneDX) and its known vulnerabilities, as far as the database is reached
-	@$(AUDIT)/tools/bin/python -m tools.audit $(AUDIT)/bin/python audit
-
-# Two environments: what is looked at holds Penstock with all extras and nothing else.
-$(AUDIT)/.installed: pyproject.toml constraints.txt
-	@echo "Setting up $(AUDIT) with all extras, and the tools beside them (a minute, once)"
-	$(call make_venv,$(AUDIT))
-	@$(AUDIT)/bin/python $(INSTALL) --editable '.[all]'
-	$(call make_venv,$(AUDIT)/tools)
-	@$(AUDIT)/tools/bin/python $(INSTALL) --group audit
-	@touch $@
-
-clean: ## remove the files of the demos, so that the next one starts from nothing
+demo-clean: ## remove the files of the demos, so that the next one starts from nothing
 	rm -rf $(DEMO) $(DEMO)-embed
 
 # The tests start Penstock hundreds of times: compiled once, also where PYTHONDONTWRITEBYTECODE keeps each start from doing so.

@@ -19,7 +19,8 @@ from msgspec import structs
 from penstock_ledger.model import DeadLetter, ItemKey, Paid, Result
 from penstock_ledger.vectors import Vectors, pack
 from penstock_producer.errors import SinkError
-from penstock_producer.reporting.prices import money_of, usd_of_outcome
+from penstock_producer.prices.token_prices import usd_of_outcome
+from penstock_producer.reporting.prices import money_of
 from penstock_producer.storage import open_sink
 from penstock_producer.tables import arrow
 from penstock_producer.tables.columns import Column, Table

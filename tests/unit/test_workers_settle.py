@@ -356,7 +356,7 @@ async def test_a_slot_is_held_until_the_outcome_is_in_sql(house: House) -> None:
 
 
 async def test_a_group_does_not_linger_while_others_wait_for_what_it_holds() -> None:
-    """Outcomes are stored as soon as the settler is told that their slots are wanted."""
+    """Outcomes are stored as soon as the settler learns that their slots are wanted."""
     stores, held = Stores(), asyncio.Event()
     bridge, parts = House(), cast(Any, stores)
     settler = Settler(

@@ -118,7 +118,7 @@ async def test_slots_are_short_where_stored_answers_would_let_others_in() -> Non
     slots = Slots(32)
     for _ in range(32):
         await slots.take(DEFAULT_FLOW)
-    assert not slots.are_short(32), "nobody waits"
+    assert not slots.are_short(32), "no item waits"
     waiter = asyncio.create_task(slots.take(DEFAULT_FLOW))
     await settle_loop()
     assert [slots.are_short(answered) for answered in (0, 1, 2, 32)] == [False, False, True, True]

@@ -67,7 +67,7 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
 def _batch_troubles(job: Job, batches: Sequence[BatchSum]) -> list[shapes.BatchTroubleShown]:
     return [
         shapes.BatchTroubleShown(
-            provider=one.provider, batches=number, **(trouble._asdict() | {"said": told_of(job, trouble.said)})
+            provider=one.provider, batches=number, **trouble._replace(said=told_of(job, trouble.said))._asdict()
         )
         for one in batches
         for number, trouble in one.troubles

@@ -286,8 +286,9 @@ def _sums(table: Table) -> Iterator[Any]:
 
 
 def _add(connection: Connection, job_id: str, sums: Mapping[tuple[str, int, str, str], list[int]]) -> None:
-    fixed = dict(zip(("tenant", "accepted_at"), _whose(connection, job_id), strict=True)) if sums else {}
-    grow(connection, spending, _OF, _FIGURES, sums, fixed)
+    if sums:
+        tenant, accepted_at = _whose(connection, job_id)
+        grow(connection, spending, _OF, _FIGURES, sums, {"tenant": tenant, "accepted_at": accepted_at})
 
 
 def _whose(connection: Connection, job_id: str) -> tuple[str | None, float]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from typing import Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Discount", "LongPrices", "ModelPrices", "TokensUsed"]
+__all__ = ["Discount", "LongPrices", "ModelPrices", "TokensUsed", "usd_of_outcome"]
+
+if TYPE_CHECKING:
+    from penstock_ledger.model import DeadLetter, Result
 
 # US dollars per million tokens. A price beyond the most that any model ever cost is a typing error.
 MOST_USD: Final = 100_000.0
@@ -84,3 +87,10 @@ class ModelPrices(BaseModel):
 
 def _or(price: float | None, other: float) -> float:
     return other if price is None else price
+
+
+def usd_of_outcome(outcome: Result | DeadLetter) -> float | None:
+    """Return what the answers to a document cost; None where no price is known of one of them."""
+    cost, tokens = outcome.cost_microusd, (outcome.prompt_tokens or 0) + (outcome.completion_tokens or 0)
+    is_unknown = bool(tokens and not cost) if outcome.unpriced is None else outcome.unpriced > 0
+    return None if is_unknown and outcome.calls else cost / 1_000_000

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock_producer.reporting.text import usd
 
-__all__ = ["Money", "known_from", "money_of", "per_million", "together", "usd_of_outcome", "usd_or_unknown"]
+__all__ = ["Money", "known_from", "money_of", "per_million", "together", "usd_or_unknown"]
 
 if TYPE_CHECKING:
-    from penstock_ledger.model import DeadLetter, Result
     from penstock_producer.prices.token_prices import ModelPrices
 
 UNKNOWN = "unknown"
@@ -73,10 +72,3 @@ def together(parts: Iterable[Money]) -> Money:
     """Return their sum; nothing is a sum of nothing."""
     every = list(parts)
     return Money(round(sum(one.known_usd for one in every), 6), all(one.is_whole for one in every))
-
-
-def usd_of_outcome(outcome: Result | DeadLetter) -> float | None:
-    """Return what the answers to a document cost; None where no price is known of one of them."""
-    cost, tokens = outcome.cost_microusd, (outcome.prompt_tokens or 0) + (outcome.completion_tokens or 0)
-    is_unknown = bool(tokens and not cost) if outcome.unpriced is None else outcome.unpriced > 0
-    return None if is_unknown and outcome.calls else cost / MICRO

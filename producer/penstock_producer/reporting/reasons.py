@@ -241,7 +241,7 @@ def standing_of(hot: RedisLedger, database: Database, job: Job, workers: Sequenc
 
 
 def waits(standing: Standing, *, served: bool = False) -> Iterator[Wait]:
-    """The most serious first; nothing of a job that does not run. ``served``: whoever asks has workers of his own."""
+    """The most serious first; nothing of a job that does not run. ``served``: the caller has workers of its own."""
     if standing.job.state != "running":
         return
     found = [*_not_served(standing, served=served), *_held_up(standing)]
@@ -253,7 +253,7 @@ def waits(standing: Standing, *, served: bool = False) -> Iterator[Wait]:
 
 
 def _not_served(standing: Standing, *, served: bool) -> Iterator[Wait]:
-    """Nobody does what the documents wait for."""
+    """Yield what has no process that does it."""
     job = standing.job
     if not served and (nobody := no_worker(standing.workers, job.lane)) is not None:
         yield nobody

@@ -15,7 +15,7 @@ import orjson
 from penstock_ledger import storable
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.job.endpoints import EMBEDDINGS
-from penstock_producer.reporting.prices import usd_of_outcome
+from penstock_producer.prices.token_prices import usd_of_outcome
 from penstock_producer.tables.answers import parsed, text_of, vectors_of
 
 __all__ = ["Column", "Kind", "Row", "Table"]

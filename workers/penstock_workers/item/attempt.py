@@ -88,8 +88,7 @@ class Item(Struct, eq=False):
     @property
     def paid_before(self) -> Paid:
         """What the message tells of earlier attempts; nothing where none was paid for."""
-        earlier = self.delivery.headers.get(SPENT_HEADER)
-        before = NOTHING_SPENT if earlier is None else spent_before(earlier)
+        before = spent_before(self.delivery.headers.get(SPENT_HEADER))
         return before.paid(self.calls_in_all - self.calls) if any(before) else Paid()
 
     def mark(self, name: Mark) -> None:

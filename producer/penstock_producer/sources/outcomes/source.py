@@ -19,7 +19,7 @@ from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.reporting.prices import usd_of_outcome
+from penstock_producer.prices.token_prices import usd_of_outcome
 from penstock_producer.rows import BadRow, Cursor, Document, Place
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.row_forms import BatchLines, RowForm, form_of

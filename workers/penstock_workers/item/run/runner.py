@@ -11,7 +11,6 @@ import logging
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Final
 
 from penstock_producer.feed.wire import decode_item
 from penstock_workers.failpoints import Failpoints
@@ -21,7 +20,7 @@ from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
 from penstock_workers.item.deliveries import Bridge, Delivery
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Lane, Prepared, request_of
-from penstock_workers.item.outcome import Outcome, Released, Unreadable
+from penstock_workers.item.outcome import Outcome, Unreadable
 from penstock_workers.item.reuse.reuse import Reuse
 from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.fates import decide
@@ -33,15 +32,13 @@ from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRAS
 from penstock_workers.item.run.reading.reads import Reads
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runs import Runs
-from penstock_workers.item.run.starts import Starts
+from penstock_workers.item.run.starts import STOPPED, Starts
 from penstock_workers.item.settling.rows import spent_on
 from penstock_workers.item.slots import ItemWaits, SlotPlace
 from penstock_workers.item.spent import NOTHING_SPENT
 from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 
 log = logging.getLogger(__name__)
-
-STOPPED: Final = Released("this worker has stopped working on it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -153,12 +150,6 @@ class ItemRunner:
         return prepared
 
     async def _first_body(self, attempt: Attempt) -> None:
-        await self._body_to_send(attempt)
-        why = too_long(attempt.body, attempt.job.spec.max_prompt_tokens)
-        if why is not None:
-            raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
-
-    async def _body_to_send(self, attempt: Attempt) -> None:
         spec, attempt.body = attempt.job.spec, attempt.given
         if spec.preprocess or spec.postprocess or spec.response_schema is not None:
             await self.code.ready(attempt)
@@ -166,6 +157,8 @@ class ItemRunner:
             await self._preprocess(attempt)
         if spec.fallback is not None:
             to_current_model(attempt, self.admission.is_down)
+        if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
+            raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
 
     async def _preprocess(self, attempt: Attempt) -> None:
         """The job's hook. Its start is counted, so that a hook that ends this process is found; waiting is not."""
@@ -259,7 +252,4 @@ class ItemRunner:
         if not isinstance(item, Item) or (isinstance(item, Attempt) and item.begun):
             return outcome
         job = self.reads.known_job(item.key.job_id, item.message.endpoint)
-        try:
-            return await self.starts.vouch(item, job, outcome)
-        except asyncio.CancelledError:
-            return STOPPED
+        return await self.starts.vouch(item, job, outcome)

@@ -30,10 +30,6 @@ STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the 
 Durable = Callable[[Sequence[Settled]], None]  # called with each group that is durable; must not raise
 
 
-def _never(waiting: int) -> bool:
-    return False
-
-
 class Settler:
     """Groups outcomes (at most ``group_max``, at most ``linger_s``) and commits one group after the other."""
 
@@ -47,16 +43,18 @@ class Settler:
         group_max: int,
         linger_s: float,
         on_durable: Durable | None = None,
-        is_short: Callable[[int], bool] = _never,
+        is_short: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """``is_short``: whether others wait for what so many outcomes hold until they are stored; then no group lingers."""
         self._bridge = bridge
         self._records = records
-        self._is_short = is_short
         self._on_durable = on_durable
         self._tally = tally
         self._failpoints = failpoints
-        self._gatherer = Gatherer(self._commit, group_max=group_max, linger_s=linger_s, at_once=self._is_urgent)
+        self._gatherer = Gatherer(
+            self._commit, group_max=group_max, linger_s=linger_s,
+            at_once=lambda settled: is_awaited(settled) or is_short(len(self._gatherer)),
+        )  # fmt: skip
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
         self._unstorable = Unstorable(log)
         failure_log = FailureLog(log)
@@ -88,9 +86,6 @@ class Settler:
             "store-refusals": self._sql.refusals + self._redis.refusals,
             "store-trouble": self.backlog.trouble() or "",
         }
-
-    def _is_urgent(self, settled: Settled) -> bool:
-        return is_awaited(settled) or self._is_short(len(self._gatherer))
 
     async def _commit(self, group: Sequence[Settled]) -> None:
         self.backlog.take()
