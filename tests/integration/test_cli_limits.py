@@ -50,7 +50,7 @@ def test_each_quota_is_shown_with_its_limits(redis_server: RedisServer) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "openai" in shown.stdout
     assert "requests" in shown.stdout
-    assert "5 started" in shown.stdout
+    assert "5 calls started" in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80
 
 

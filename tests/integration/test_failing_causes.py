@@ -26,7 +26,7 @@ def test_processes_add_up_what_they_saw(redis_server: RedisServer) -> None:
     book = CauseBook(redis_server.client())
     book.note([CAUSE, replace(CAUSE, job_id="other", name="server_error", last=990.0)])
     book.note([replace(CAUSE, text="nul \0 and \ud800", count=2, since=1020.0, last=1030.0)])
-    merged = replace(CAUSE, text="nul \N{REPLACEMENT CHARACTER} and ?", count=5, last=1030.0)
+    merged = replace(CAUSE, text="nul \N{REPLACEMENT CHARACTER} and \N{REPLACEMENT CHARACTER}", count=5, last=1030.0)
     assert book.of("openai", "job") == [merged]
     assert [cause.job_id for cause in book.of("openai")] == ["job", "other"]
     assert book.of("another") == []
