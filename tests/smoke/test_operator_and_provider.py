@@ -116,7 +116,7 @@ def test_cancel_of_a_job_whose_source_is_gone(fleet: Fleet) -> None:
         fleet.provider.start("--latency-ms", "300")
         job = fleet.submit(1_000, key="gone")
         fleet.wait_for_outcomes(job, 30)
-        (fleet.folder / "gone.jsonl").unlink()
+        (fleet.sources / "gone.jsonl").unlink()
         assert fleet.producer.cancel(job.job_id)
         fleet.wait_for(job, JobState.CANCELLED, 60)
         assert "source_unavailable" in str(fleet.producer.status(job.job_id).job.reason)
