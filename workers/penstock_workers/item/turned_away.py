@@ -7,7 +7,9 @@ from penstock_producer.errors import BadReference, ProducerError, SpecError, Wir
 from penstock_ratelimit import NeverFits, QuotaHeld
 from penstock_workers.errors import JobCannotRun
 from penstock_workers.item.failures import Failure
-from penstock_workers.item.outcome import Outcome, Parked, Unreadable
+from penstock_workers.item.outcome import Outcome, Parked, Released, Unreadable
+
+STOPPED = Released("this worker has stopped working on it")
 
 
 class TurnedAway(Exception):

@@ -32,11 +32,11 @@ from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRAS
 from penstock_workers.item.run.reading.reads import Reads
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runs import Runs
-from penstock_workers.item.run.starts import STOPPED, Starts
+from penstock_workers.item.run.starts import Starts
 from penstock_workers.item.settling.rows import spent_on
 from penstock_workers.item.slots import ItemWaits, SlotPlace
 from penstock_workers.item.spent import NOTHING_SPENT
-from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
+from penstock_workers.item.turned_away import STOPPED, TurnedAway, failure_of, outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -252,4 +252,7 @@ class ItemRunner:
         if not isinstance(item, Item) or (isinstance(item, Attempt) and item.begun):
             return outcome
         job = self.reads.known_job(item.key.job_id, item.message.endpoint)
-        return await self.starts.vouch(item, job, outcome)
+        try:
+            return await self.starts.vouch(item, job, outcome)
+        except asyncio.CancelledError:
+            return STOPPED

@@ -34,7 +34,7 @@ from penstock_ledger.model import ItemKey
 from penstock_ratelimit.for_penstock import cancel_and_wait
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView
-from penstock_workers.item.outcome import Dead, Outcome, Parked, Released, Skipped, Unreadable
+from penstock_workers.item.outcome import Dead, Outcome, Parked, Skipped, Unreadable
 from penstock_workers.item.run.may_cost import may_cost
 from penstock_workers.item.settling.backlog import Backlog
 from penstock_workers.item.settling.groups import Gatherer, StoreWriter
@@ -48,7 +48,6 @@ REDIS_RETRY_CAP_S = 5.0  # while Redis is away items wait here; they are bounded
 RENEW_S = 15.0  # a worker that makes calls for jobs with a budget says so often that it lives
 SHOWN_CHARS = 80  # of an id that a stranger chose
 
-STOPPED = Released("this worker has stopped working on it")
 _FINISHED = Skipped("finished already")
 _NOT_FED = (BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT)
 _BUDGET_CHANGED = Parked("the budget of its job has changed")
@@ -126,10 +125,7 @@ class Starts:
         """What an item ends in that has not begun: one that no feed sent gets no dead letter and pauses no job."""
         if job is None or not (isinstance(outcome, Dead) or (isinstance(outcome, Parked) and outcome.pauses)):
             return outcome
-        try:
-            return await self._answer(item, job, None) or outcome
-        except asyncio.CancelledError:  # the caller is done with the item, and waits for its outcome alone
-            return STOPPED
+        return await self._answer(item, job, None) or outcome
 
     async def take_back(self, attempt: Attempt) -> None:
         """The start of an item that now waits, where it was begun: no death may be held against it meanwhile."""
