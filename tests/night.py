@@ -30,7 +30,7 @@ class Night:
         self.store = ScheduleStore(db, clock=lambda: self.now)
         self.jobs = JobStore(db)
         self.producer = Producer(settings or ProducerSettings(), database=db)
-        self.remote = Producer(settings or ProducerSettings(), database=db, borders=Borders())
+        self.remote = Producer(settings or ProducerSettings(), database=db, borders=Borders(names_tenants=False))
         self.noticed = NoticedStore(db)
         self.schedules = Schedules(
             self.store, self.noticed, lambda spec: self.producer._new.accepted(spec), self.producer._probe.check
