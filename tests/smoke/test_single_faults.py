@@ -20,7 +20,8 @@ def test_deaths_around_the_commit(tmp_path: Path) -> None:
         fleet.control()
 
         def die_at(place: str) -> None:
-            assert fleet.worker(8, failpoints=f"{place}:kill", commit_linger_s=2).wait(60) == -signal.SIGKILL
+            # Slots for both jobs' messages: where items wait for slots, a group is stored before it is whole.
+            assert fleet.worker(16, failpoints=f"{place}:kill", commit_linger_s=2).wait(60) == -signal.SIGKILL
 
         job = fleet.submit(8)
         die_at("before_commit")

@@ -62,6 +62,8 @@ class Around:
         """Celery hears nothing."""
 
     def put(self, settled: Settled) -> None:
+        if isinstance(settled.item, Attempt) and settled.item.place is not None:
+            settled.item.place.leave()  # as the settler does once the outcome is stored
         self.settled[type(settled.outcome).__name__] += 1
 
 
