@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from penstock_ledger import counted
@@ -212,7 +213,8 @@ def lines(look: QuotaSeen, now: float | None = None) -> list[str]:
     for one in look.view.dimensions:
         _, share, amounts = used(look, one)
         shown.append(f"  {one.name}: {amounts}{f' ({share})' if share else ''}")
-    shown += ["  " + " · ".join(people(look.view)), "  " + " · ".join(tallies(look))]
+    for parts in (people(look.view), tallies(look)):
+        shown += wrap(" · ".join(parts), PANEL_WIDTH, initial_indent="  ", subsequent_indent="  ")
     if (bounds := bound(look.view)) is not None:
         shown.append(f"  {bounds}")
     shown += [f"  learned {key}{': ' if costs else ''}{costs}" for key, costs in learned(look)]
