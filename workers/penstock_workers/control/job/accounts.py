@@ -27,6 +27,7 @@ class Accounts:
     def __init__(self, book: BudgetBook, batches: BatchFigures, tenants: TenantAccounts) -> None:
         self._book, self._batches, self._tenants = book, batches, tenants
         self._spent_at: dict[str, float] = {}  # monotonic times of the latest looks into SQL, by job
+        self._known_spent: dict[str, int] = {}  # millionths of a dollar, as the latest look found them, by job
         self._stray_at: dict[str, float] = {}
         self._stray: dict[str, dict[str, str]] = {}  # as the latest look found them
         self._limited: set[str] = set()  # jobs seen with a budget
@@ -40,16 +41,26 @@ class Accounts:
         self._limited.add(job_id)
         now = time.monotonic()
         if not self._book.is_known(job_id):
-            self._spent_at[job_id] = now
-            spent, batches = self._batches.spent(job_id), self._batches.may_cost(job_id)
-            return self._look(job, budget_usd, tenant_usd, spent, batches)
+            return self._look_with_sql(job, budget_usd, tenant_usd)
         spent_now = None
         if now - self._spent_at.get(job_id, -SPENT_S) >= SPENT_S:
             self._spent_at[job_id] = now
             spent_now = self._batches.spent(job_id)
         account = self._look(job, budget_usd, tenant_usd, spent_now)
+        if account.spent < self._known_spent.get(job_id, 0):  # Redis was lost since it said that it knows the job
+            return self._look_with_sql(job, budget_usd, tenant_usd)
+        self._known_spent[job_id] = account.spent
         if account.reserved:
             self._give_back_strays(job_id, now)
+        return account
+
+    def _look_with_sql(self, job: Job, budget_usd: float | None, tenant_usd: float | None) -> Account:
+        """Bring Redis what SQL knows of the job."""
+        job_id = job.job_id
+        self._spent_at[job_id] = time.monotonic()
+        spent, batches = self._batches.spent(job_id), self._batches.may_cost(job_id)
+        account = self._look(job, budget_usd, tenant_usd, spent, batches)
+        self._known_spent[job_id] = account.spent
         return account
 
     def _look(
@@ -83,7 +94,7 @@ class Accounts:
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
         self._limited.intersection_update(live)
-        for held in (self._spent_at, self._stray_at, self._stray):
+        for held in (self._spent_at, self._known_spent, self._stray_at, self._stray):
             for job_id in held.keys() - set(live):
                 del held[job_id]
 
