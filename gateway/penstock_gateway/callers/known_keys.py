@@ -55,7 +55,7 @@ class Remembered(Generic[K]):
         self._keys: dict[K, tuple[float, ApiKey]] = {}  # until when (monotonic), the key
 
     def __contains__(self, name: K) -> bool:
-        """Whether it stood for a key when it was looked up last."""
+        """Return whether it stood for a key when it was looked up last."""
         return name in self._keys
 
     def get(self, name: K) -> ApiKey | None:

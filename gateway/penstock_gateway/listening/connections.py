@@ -106,7 +106,7 @@ class ConnectionBook:
                 del self._requests[address]
 
     def is_spare(self, connection: Connection) -> bool:
-        """Whether it has one of the places that are kept for probes."""
+        """Return whether it has one of the places that are kept for probes."""
         if connection not in self._spare:
             return False
         number, its_number = len(self._open), self._number_of(self._open[connection])

@@ -36,7 +36,7 @@ SINGLE: Final = frozenset({b"host", b"authorization", b"x-api-key", b"content-ty
 
 
 class _Stop(Exception):
-    """What was read is refused, and the parser need not look at the rest."""
+    """Signals that what was read is refused, and that the parser need not look at the rest."""
 
 
 class BoundedHttp(HttpToolsProtocol):

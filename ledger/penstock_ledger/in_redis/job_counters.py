@@ -27,7 +27,7 @@ def finished_of(client: Any, job_ids: Collection[str]) -> list[int]:
 
 
 def purged(client: Any, job_ids: Collection[str]) -> set[str]:
-    """Those of them that were purged lately: no key of theirs is written any more. Scripts ask likewise (purged.lua)."""
+    """Return those of them that were purged lately: no key of theirs is written any more. Scripts ask likewise (purged.lua)."""
     states = client.mget([keys.job_state(job_id) for job_id in job_ids]) if job_ids else []
     return {job_id for job_id, state in zip(job_ids, states, strict=True) if state == keys.PURGED.encode()}
 
@@ -59,8 +59,10 @@ def count_asked_again(client: Any, asked: Sequence[AskedAgain]) -> None:
 
 
 def count_tried_again(client: Any, tried: Sequence[SettledCrash]) -> dict[tuple[str, int], Lately]:
-    """What these tries used up is counted with the outcome. Returns the latest documents of feeds of which first answers were
-    refused, as lately.lua has them."""
+    """Count these tries; what they used up is counted with the outcome.
+
+    Returns the latest documents of feeds of which first answers were refused, as lately.lua has them.
+    """
     counts: Counter[tuple[str, str]] = Counter()
     refused: Counter[tuple[str, int, str]] = Counter()
     for key, reason, refused_first in tried:

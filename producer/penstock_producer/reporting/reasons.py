@@ -255,8 +255,8 @@ def waits(standing: Standing, *, served: bool = False) -> Iterator[Wait]:
 def _not_served(standing: Standing, *, served: bool) -> Iterator[Wait]:
     """Yield what has no process that does it."""
     job = standing.job
-    if not served and (nobody := no_worker(standing.workers, job.lane)) is not None:
-        yield nobody
+    if not served and (missing := no_worker(standing.workers, job.lane)) is not None:
+        yield missing
     if has_own_model(job.lane):
         yield from unserved_models(standing)
     if not standing.is_led and standing.at - job.created_at > UNLED_AFTER_S:
